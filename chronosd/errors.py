@@ -1,0 +1,116 @@
+"""Everything chronosd raises on purpose.
+
+::
+
+    ChronosError
+    ├── ConfigError               a file that cannot be run; carries every problem found (exit code 78)
+    ├── BrokerError
+    │   ├── BrokerUnavailable     no answer; `.maybe_enqueued` says whether a write is in doubt
+    │   └── BrokerRefused         the server answered and an operator has to act (OOM, NOAUTH, NOPERM ...)
+    ├── EnqueueError
+    │   ├── InvalidTask           arguments that cannot be stored as they are (NaN, 2**64, bad names ...)
+    │   ├── PayloadTooLarge
+    │   ├── TaskIdConflict        the id is in use by a task that has not ended
+    │   └── DuplicateTask         a unique lock is held by another task
+    ├── MessageError              what stands in Redis is not a message
+    └── TaskNotFound
+
+    SkipRetry, RetryIn            raised by handlers; outcomes rather than errors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+
+class ChronosError(Exception):
+    """The base of every error that chronosd raises on purpose."""
+
+
+class ConfigError(ChronosError):
+    """A configuration that cannot be run.
+
+    ``problems`` holds one finished line per mistake, e.g.
+    ``chronos.yaml:12:5: queues.low.weight: must be at least 1 (got -3)``.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems: tuple[str, ...] = tuple(problems)
+
+
+class BrokerError(ChronosError):
+    """Redis could not do what was asked."""
+
+
+class BrokerUnavailable(BrokerError):
+    """Redis did not answer: refused, reset, timed out, not found, or still loading.
+
+    ``maybe_enqueued`` is true where a write may have been executed although its reply never arrived.
+    """
+
+    def __init__(self, message: str, *, maybe_enqueued: bool = False) -> None:
+        super().__init__(message)
+        self.maybe_enqueued = maybe_enqueued
+
+
+class BrokerRefused(BrokerError):
+    """Redis answered with an error that only an operator can mend (out of memory, no permission ...)."""
+
+
+class EnqueueError(ChronosError):
+    """A task that was not enqueued, for a reason that lies in the call."""
+
+
+class InvalidTask(EnqueueError, ValueError):
+    """Arguments, name or option that cannot be stored as they are."""
+
+
+class PayloadTooLarge(EnqueueError):
+    """The encoded arguments exceed ``max_payload``."""
+
+
+class TaskIdConflict(EnqueueError):
+    """The task id is in use by a task that has not ended; nothing was changed."""
+
+    def __init__(self, message: str, *, task_id: str = "") -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class DuplicateTask(EnqueueError):
+    """A task with the same unique key is already there; nothing was changed."""
+
+    def __init__(self, message: str, *, task_id: str = "") -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class MessageError(ChronosError):
+    """What stands in Redis under a task's key is not a message."""
+
+
+class TaskNotFound(ChronosError):
+    """No task with that id."""
+
+
+class SkipRetry(Exception):  # noqa: N818 - the field's name for it; it is an outcome, not an error
+    """Raise it from a handler to dead-letter the task at once, whatever retries are left."""
+
+
+class RetryIn(Exception):  # noqa: N818 - as above
+    """Raise it from a handler to choose when the task runs again.
+
+    Args:
+        delay: a duration string (``"90s"``), seconds, or a timedelta.
+        reason: kept as the task's last error.
+        charge: ``False`` leaves the retry budget untouched.
+    """
+
+    def __init__(
+        self, delay: str | float | timedelta, reason: str | BaseException | None = None, *, charge: bool = True
+    ) -> None:
+        super().__init__(f"retry in {delay}" if reason is None else str(reason))
+        self.delay = delay
+        self.charge = charge
