@@ -1,0 +1,249 @@
+"""The board: what a worker is doing, in memory that outlives it.
+
+Before it forks a worker the supervisor maps one file for it. The worker writes what it does there, a few
+aligned 64-bit stores per task; the supervisor reads it at any time, also from a worker that hangs with the
+interpreter lock held, and above all from one that is dead. That is how the supervisor knows, a millisecond
+after a SIGKILL, which tasks were running (charged), which had only been fetched (handed back free) and which
+had finished (acknowledged, not repeated). The file lives in the runtime directory, so that the next
+incarnation of the daemon can read what a killed one left.
+
+Layout, in native 64-bit cells (:class:`Cell` names the header's)::
+
+    header    HEADER_CELLS cells
+    meta      JSON: consumer and queue names, padded to a whole cell
+    slots     capacity x SLOT_CELLS cells: sequence, state, entry ms, entry seq, queue, started, deadline, claimed
+
+The worker is the only writer. Within a slot the ids are stored before the state on a claim, and the state
+before anything else when the slot is freed, so every slot of a dead writer that is not free is whole. A live
+one can reuse a slot while it is being read: its sequence is odd while the ids change, and the reader tries
+again. Stores go through a memoryview cast to 64-bit cells because those are single machine stores;
+``struct.pack_into`` with standard sizes writes byte by byte and tears.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import orjson
+
+MAGIC = 0x6368726F6E6F7331  # "chronos1"
+HEADER_CELLS = 512
+SLOT_CELLS = 8
+_SEQUENCE, _STATE, _ENTRY_MS, _ENTRY_SEQ, _QUEUE, _STARTED, _DEADLINE, _CLAIMED = range(SLOT_CELLS)
+_READ_RETRIES = 100
+
+
+class SlotState(IntEnum):
+    """What a slot's task is doing."""
+
+    FREE = 0
+    CLAIMED = 1
+    """Fetched, its handler not yet entered."""
+    RUNNING = 2
+    SUCCEEDED = 3
+    """Finished; nothing follows but the acknowledgement, so the supervisor can do it."""
+    FINISHING = 4
+    """Finished with an outcome that only the worker knows (a result, a retry, a dead letter)."""
+
+
+class WorkerState(IntEnum):
+    """What a worker as a whole is doing."""
+
+    BOOTING = 0
+    READY = 1
+    """Handlers imported, waiting at the gate."""
+    FETCHING = 2
+    QUIET = 3
+    """Told to stop fetching, may be told to resume."""
+    DRAINING = 4
+    STOPPED = 5
+
+
+class Cell(IntEnum):
+    """Header cells by index. Instants are monotonic nanoseconds, counters only grow."""
+
+    MAGIC = 0
+    CAPACITY = 1
+    SLOTS_AT = 2
+    """Index of the first slot's first cell."""
+    META_BYTES = 3
+    PID = 4
+    STATE = 5
+    LOOP_BEAT = 6
+    """Last instant at which the event loop turned."""
+    THREAD_BEAT = 7
+    """Last instant at which a second thread got the interpreter lock."""
+    CURRENT = 8
+    """One more than the index of the slot whose coroutine is being stepped; 0 for none."""
+    FETCHED = 16
+    SUCCEEDED = 17
+    RETRIED = 18
+    ARCHIVED = 19
+    RELEASED = 20
+    LEASES_LOST = 21
+    DROPPED = 22
+    """Entries whose task was gone (deleted by an operator)."""
+    CYCLES = 23
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One task on the board, as read at one moment."""
+
+    index: int
+    state: SlotState
+    entry: str
+    """Stream entry id, ``<ms>-<seq>``."""
+    queue: str
+    claimed_ns: int
+    started_ns: int
+    """Monotonic; 0 if its handler was not entered."""
+    deadline_ns: int
+    """Monotonic instant at which its timeout ends; 0 for none."""
+
+
+class Board:
+    """A mapped board file; one object serves as writer (in the worker) and reader (in the supervisor)."""
+
+    __slots__ = ("_map", "_slots_at", "capacity", "cells", "consumer", "path", "queues")
+
+    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+        self.path = path
+        self._map = mapped
+        self.cells = memoryview(mapped).cast("q")
+        if self.cells[Cell.MAGIC] != MAGIC:
+            self.close()
+            raise ValueError(f"{path}: not a board")
+        self.capacity = self.cells[Cell.CAPACITY]
+        self._slots_at = self.cells[Cell.SLOTS_AT]
+        start = HEADER_CELLS * 8
+        meta = orjson.loads(mapped[start : start + self.cells[Cell.META_BYTES]])
+        self.consumer: str = meta["consumer"]
+        self.queues: tuple[str, ...] = tuple(meta["queues"])
+
+    @classmethod
+    def create(cls, path: Path, capacity: int, *, consumer: str, queues: Sequence[str]) -> Board:
+        """Makes a new board file (mode 0600) with all slots free. Raises FileExistsError, OSError."""
+        meta = orjson.dumps({"consumer": consumer, "queues": list(queues)})
+        meta_cells = -(-len(meta) // 8)
+        slots_at = HEADER_CELLS + meta_cells
+        size = (slots_at + capacity * SLOT_CELLS) * 8
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # Allocated, not merely sized: on a full disk a store into a hole would be SIGBUS, mid-task.
+            os.posix_fallocate(fd, 0, size)
+            mapped = mmap.mmap(fd, size)
+        except BaseException:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+        mapped[HEADER_CELLS * 8 : HEADER_CELLS * 8 + len(meta)] = meta
+        cells = memoryview(mapped).cast("q")
+        cells[Cell.CAPACITY] = capacity
+        cells[Cell.SLOTS_AT] = slots_at
+        cells[Cell.META_BYTES] = len(meta)
+        cells[Cell.MAGIC] = MAGIC  # last: a half-made file is no board
+        cells.release()
+        return cls(path, mapped)
+
+    @classmethod
+    def open(cls, path: Path) -> Board:
+        """Maps a board that somebody else made. Raises OSError; ValueError if it is none."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            if size < HEADER_CELLS * 8:
+                raise ValueError(f"{path}: not a board")
+            return cls(path, mmap.mmap(fd, size))
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Unmaps the file; the file itself stays."""
+        self.cells.release()
+        self._map.close()
+
+    def unlink(self) -> None:
+        """Removes the file; what is mapped stays readable."""
+        self.path.unlink(missing_ok=True)
+
+    # -- the writer's side: the worker ---------------------------------------------------------
+
+    def claim(self, slot: int, entry: bytes, queue_index: int, now_ns: int) -> None:
+        """A task was fetched into ``slot``."""
+        cells, at = self.cells, self._slots_at + slot * SLOT_CELLS
+        ms, _, seq = entry.partition(b"-")
+        sequence = cells[at] + 1
+        cells[at] = sequence
+        cells[at + _ENTRY_MS] = int(ms)
+        cells[at + _ENTRY_SEQ] = int(seq)
+        cells[at + _QUEUE] = queue_index
+        cells[at + _CLAIMED] = now_ns
+        cells[at + _STARTED] = 0
+        cells[at + _DEADLINE] = 0
+        cells[at + _STATE] = 1
+        cells[at] = sequence + 1
+
+    def start(self, slot: int, now_ns: int, deadline_ns: int) -> None:
+        """The handler of the task in ``slot`` is being entered."""
+        cells, at = self.cells, self._slots_at + slot * SLOT_CELLS
+        cells[at + _STARTED] = now_ns
+        cells[at + _DEADLINE] = deadline_ns
+        cells[at + _STATE] = 2
+
+    def succeed(self, slot: int) -> None:
+        """It returned, and nothing is left to do but the acknowledgement."""
+        self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 3
+
+    def finish(self, slot: int) -> None:
+        """It ended with any other outcome."""
+        self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 4
+
+    def free(self, slot: int) -> None:
+        """The reply to its completion has arrived."""
+        self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 0
+
+    # -- the reader's side: the supervisor ------------------------------------------------------
+
+    def read(self) -> list[Slot]:
+        """Every slot that is not free. Slots that change too often to be read are left out."""
+        return [slot for index in range(self.capacity) if (slot := self.read_slot(index)) is not None]
+
+    def read_slot(self, index: int) -> Slot | None:
+        """One slot, or None if it is free (or was reused faster than it could be read)."""
+        cells, at = self.cells, self._slots_at + index * SLOT_CELLS
+        for _ in range(_READ_RETRIES):
+            sequence = cells[at]
+            state = cells[at + _STATE]
+            if state == 0:
+                return None
+            found = Slot(
+                index=index,
+                state=SlotState(state),
+                entry=f"{cells[at + _ENTRY_MS]}-{cells[at + _ENTRY_SEQ]}",
+                queue=self.queues[cells[at + _QUEUE]],
+                claimed_ns=cells[at + _CLAIMED],
+                started_ns=cells[at + _STARTED],
+                deadline_ns=cells[at + _DEADLINE],
+            )
+            # An odd sequence with a state is a writer that died after the state was stored: whole.
+            if cells[at] == sequence and cells[at + _STATE] == state:
+                return found
+        return None
+
+    @property
+    def state(self) -> WorkerState:
+        """What the worker says it is doing."""
+        return WorkerState(self.cells[Cell.STATE])
+
+    @property
+    def current(self) -> Slot | None:
+        """The task whose coroutine is being stepped, if any: the one that blocks the loop."""
+        index = self.cells[Cell.CURRENT]
+        return self.read_slot(index - 1) if index else None
