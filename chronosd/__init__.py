@@ -1,0 +1,95 @@
+"""chronosd runs task queues kept in Redis or Valkey, and never loses a task.
+
+What an application needs is here; everything is imported on first use (PEP 562). The daemon relies on that:
+``chronosd run`` must be catching signals before it has imported anything of weight.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chronosd.client import AsyncClient as AsyncClient
+    from chronosd.client import Client as Client
+    from chronosd.client import TaskInfo as TaskInfo
+    from chronosd.errors import BrokerError as BrokerError
+    from chronosd.errors import BrokerRefused as BrokerRefused
+    from chronosd.errors import BrokerUnavailable as BrokerUnavailable
+    from chronosd.errors import ChronosError as ChronosError
+    from chronosd.errors import ConfigError as ConfigError
+    from chronosd.errors import DuplicateTask as DuplicateTask
+    from chronosd.errors import EnqueueError as EnqueueError
+    from chronosd.errors import InvalidTask as InvalidTask
+    from chronosd.errors import MessageError as MessageError
+    from chronosd.errors import PayloadTooLarge as PayloadTooLarge
+    from chronosd.errors import RetryIn as RetryIn
+    from chronosd.errors import SkipRetry as SkipRetry
+    from chronosd.errors import TaskIdConflict as TaskIdConflict
+    from chronosd.errors import TaskNotFound as TaskNotFound
+    from chronosd.handlers import Kind as Kind
+    from chronosd.states import State as State
+    from chronosd.task import Task as Task
+
+_HOME = {
+    "AsyncClient": "client",
+    "BrokerError": "errors",
+    "BrokerRefused": "errors",
+    "BrokerUnavailable": "errors",
+    "ChronosError": "errors",
+    "Client": "client",
+    "ConfigError": "errors",
+    "DuplicateTask": "errors",
+    "EnqueueError": "errors",
+    "InvalidTask": "errors",
+    "Kind": "handlers",
+    "MessageError": "errors",
+    "PayloadTooLarge": "errors",
+    "RetryIn": "errors",
+    "SkipRetry": "errors",
+    "State": "states",
+    "Task": "task",
+    "TaskIdConflict": "errors",
+    "TaskInfo": "client",
+    "TaskNotFound": "errors",
+}
+
+__all__ = [  # noqa: F822 - found by __getattr__
+    "AsyncClient",
+    "BrokerError",
+    "BrokerRefused",
+    "BrokerUnavailable",
+    "ChronosError",
+    "Client",
+    "ConfigError",
+    "DuplicateTask",
+    "EnqueueError",
+    "InvalidTask",
+    "Kind",
+    "MessageError",
+    "PayloadTooLarge",
+    "RetryIn",
+    "SkipRetry",
+    "State",
+    "Task",
+    "TaskIdConflict",
+    "TaskInfo",
+    "TaskNotFound",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("chronosd")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'chronosd' has no attribute {name!r}")
+    value = getattr(import_module(f"chronosd.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
