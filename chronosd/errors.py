@@ -22,6 +22,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from enum import Enum
+
+
+class Trouble(Enum):
+    """What to do about an error of the broker; every loop decides by this and by nothing else."""
+
+    RETRY = "retry"
+    """The server asks for patience (LOADING, TRYAGAIN, BUSY): the same again, later."""
+    RECONNECT = "reconnect"
+    """The connection is lost, silent, or leads to a demoted node: a new one, addresses looked up again."""
+    RECREATE = "recreate"
+    """The consumer group is gone (FLUSHALL, an empty replica): make it again at id 0."""
+    OPERATOR = "operator"
+    """Only a person can mend it (OOM, NOAUTH, NOPERM, WRONGTYPE): back off, say so once, try again."""
 
 
 class ChronosError(Exception):
@@ -41,7 +55,9 @@ class ConfigError(ChronosError):
 
 
 class BrokerError(ChronosError):
-    """Redis could not do what was asked."""
+    """Redis could not do what was asked; ``trouble`` says what to do about it."""
+
+    trouble: Trouble = Trouble.OPERATOR
 
 
 class BrokerUnavailable(BrokerError):
@@ -50,13 +66,22 @@ class BrokerUnavailable(BrokerError):
     ``maybe_enqueued`` is true where a write may have been executed although its reply never arrived.
     """
 
-    def __init__(self, message: str, *, maybe_enqueued: bool = False) -> None:
+    trouble = Trouble.RECONNECT
+
+    def __init__(
+        self, message: str, *, maybe_enqueued: bool = False, trouble: Trouble = Trouble.RECONNECT
+    ) -> None:
         super().__init__(message)
         self.maybe_enqueued = maybe_enqueued
+        self.trouble = trouble
 
 
 class BrokerRefused(BrokerError):
-    """Redis answered with an error that only an operator can mend (out of memory, no permission ...)."""
+    """Redis answered with an error: a lost group, or one that only an operator can mend (OOM, NOPERM ...)."""
+
+    def __init__(self, message: str, *, trouble: Trouble = Trouble.OPERATOR) -> None:
+        super().__init__(message)
+        self.trouble = trouble
 
 
 class EnqueueError(ChronosError):

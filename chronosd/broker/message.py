@@ -217,7 +217,7 @@ def _take(fields: dict[str, Any], name: str, expected: type, default: Any, path:
         return default
     if type(value) is not expected:
         _wrong(path + name, _NAMES[expected], value)
-    if expected is int and not _INT64_MIN <= value <= _INT64_MAX:
+    if type(value) is int and not _INT64_MIN <= value <= _INT64_MAX:
         _wrong(path + name, "a 64-bit integer", value)
     return value
 

@@ -1,0 +1,135 @@
+"""Every key in Redis, its type and what its score means. Nothing else spells a key.
+
+The layout is chronos-go v1's (P = namespace, Q = queue; the braces are literal, so that all keys of one
+queue share a cluster slot):
+
+==========================  ======  ============================================================
+``P:queues``                set     every queue name ever enqueued to
+``P:paused``                set     names of paused queues
+``P:{Q}:stream``            stream  ready tasks; each entry has one field, ``task_id``
+``P:{Q}:t:<id>``            hash    ``msg`` (JSON), ``state`` (number), and :class:`Field`'s
+``P:{Q}:scheduled``         zset    waiting for a first attempt; score = due, unix seconds
+``P:{Q}:retry``             zset    waiting for another attempt; score = due, unix seconds
+``P:{Q}:archived``          zset    dead letters; score = died at, unix seconds
+``P:{Q}:completed``         zset    kept successes; score = expiry, unix seconds
+``P:{Q}:unique:<k>:<sha>``  string  id of the task that holds the lock, with a TTL
+==========================  ======  ============================================================
+
+Scores may carry fractions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from chronosd.errors import InvalidTask
+from chronosd.states import State
+
+GROUP = "chronos"
+"""The consumer group on every stream; it does not follow the namespace."""
+
+DEFAULT_NAMESPACE = "chronos"
+
+
+class Field:
+    """Fields of a task's hash. chronos-go knows the first two and leaves the others alone."""
+
+    MSG = "msg"
+    STATE = "state"
+    SID = "sid"
+    """Stream entry that the current run owns; empty between runs."""
+    RUN = "run"
+    """Equal to ``sid`` once a run has outlived the cycle it was fetched in."""
+    CRASHES = "crashes"
+    """How often a worker died while it ran this task."""
+    EVIDENCE = "evidence"
+    """JSON array of what is known of those deaths, newest last."""
+    RETURNED = "returned"
+    """How often a settlement handed the task back uncharged."""
+    ENQUEUED_AT = "enqueued_at"
+    """Unix milliseconds by the server's clock."""
+    NONCE = "nonce"
+    """Names the enqueue call, so that its resend is told from a second task with the same id."""
+    UNKNOWN_SINCE = "unknown_since"
+    """Unix seconds at which a worker first had no handler for its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The keys of one queue; all in one cluster slot."""
+
+    name: str
+    namespace: str
+    stream: str
+    task_prefix: str
+    scheduled: str
+    retry: str
+    archived: str
+    completed: str
+
+    def task(self, task_id: str) -> str:
+        """The hash of one task."""
+        return self.task_prefix + task_id
+
+    def set_of(self, state: State) -> str:
+        """The sorted set of a state that has one. Raises KeyError for PENDING and ACTIVE."""
+        return {
+            State.SCHEDULED: self.scheduled,
+            State.RETRY: self.retry,
+            State.ARCHIVED: self.archived,
+            State.COMPLETED: self.completed,
+        }[state]
+
+    @property
+    def sets(self) -> tuple[str, str, str, str]:
+        """Scheduled, retry, archived, completed: the order in which scripts take them."""
+        return (self.scheduled, self.retry, self.archived, self.completed)
+
+
+def check_name(kind: str, name: str) -> str:
+    """Returns ``name`` if it can stand inside a key. Raises InvalidTask naming ``kind`` ("queue", ...)."""
+    if not name:
+        raise InvalidTask(f"{kind}: must not be empty")
+    if any(c in "{}*?[]" or c.isspace() or not c.isprintable() for c in name):
+        raise InvalidTask(f"{kind}: {name!r} must not hold braces, *?[], white space or control characters")
+    return name
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """All keys under one prefix. Raises InvalidTask if chronos-go would refuse it."""
+
+    prefix: str = DEFAULT_NAMESPACE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prefix", check_name("namespace", self.prefix.strip(":")))
+
+    @property
+    def queues(self) -> str:
+        """Set of queue names."""
+        return f"{self.prefix}:queues"
+
+    @property
+    def paused(self) -> str:
+        """Set of paused queue names."""
+        return f"{self.prefix}:paused"
+
+    def queue(self, name: str) -> QueueKeys:
+        """The keys of queue ``name``. Raises InvalidTask for a name that cannot be one."""
+        return _queue_keys(self.prefix, name)
+
+
+@lru_cache(maxsize=4096)
+def _queue_keys(prefix: str, name: str) -> QueueKeys:
+    base = f"{prefix}:{{{check_name('queue', name)}}}:"
+    return QueueKeys(
+        name=name,
+        namespace=prefix,
+        stream=base + "stream",
+        task_prefix=base + "t:",
+        scheduled=base + "scheduled",
+        retry=base + "retry",
+        archived=base + "archived",
+        completed=base + "completed",
+    )

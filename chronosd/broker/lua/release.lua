@@ -1,0 +1,24 @@
+-- Purpose  Hands back tasks that were fetched and not started: ready again at once, nothing charged.
+-- KEYS     1 stream (stream)
+-- ARGV     1 group  2 task key prefix  3 field to count the return in ('' = not counted)
+--          then per task: entry, id
+-- Returns  the entries that were no longer pending (lost): nothing was changed for those
+--#include owns
+local stream, group, prefix, counter = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local lost = {}
+
+for i = 4, #ARGV, 2 do
+  local entry, id = ARGV[i], ARGV[i + 1]
+  if redis.call('XACK', stream, group, entry) == 0 then
+    lost[#lost + 1] = entry
+  else
+    redis.call('XDEL', stream, entry)
+    local key = prefix .. id
+    if owns(stream, group, key, entry) then
+      if counter ~= '' then redis.pcall('HINCRBY', key, counter, 1) end
+      redis.call('HSET', key, 'state', '1', 'sid', '')
+      redis.call('XADD', stream, '*', 'task_id', id)
+    end
+  end
+end
+return lost

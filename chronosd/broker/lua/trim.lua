@@ -1,0 +1,28 @@
+-- Purpose  Deletes finished tasks of one set: those past their time, then the oldest above a number.
+-- KEYS     1 archived or completed (zset)
+-- ARGV     1 task key prefix  2 age in milliseconds: a score this far in the past has passed ('' = no limit)
+--          3 the most to keep (0 = no limit)  4 the most to delete in one call
+-- Returns  {deleted by age, deleted by number}
+local set, prefix, age, keep, limit = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+
+local function drop(ids)
+  if #ids == 0 then return 0 end
+  local keys = {}
+  for i, id in ipairs(ids) do keys[i] = prefix .. id end
+  redis.call('DEL', unpack(keys))
+  redis.call('ZREM', set, unpack(ids))
+  return #ids
+end
+
+local aged, trimmed = 0, 0
+if age ~= '' then
+  local past = string.format('%.6f', now - tonumber(age) / 1000)
+  aged = drop(redis.call('ZRANGEBYSCORE', set, '-inf', past, 'LIMIT', 0, limit))
+end
+if keep > 0 and aged < limit then
+  local over = math.min(redis.call('ZCARD', set) - keep, limit - aged)
+  if over > 0 then trimmed = drop(redis.call('ZRANGE', set, 0, over - 1)) end
+end
+return { aged, trimmed }
