@@ -54,7 +54,7 @@ _HOME = {
     "TaskNotFound": "errors",
 }
 
-__all__ = [  # noqa: F822 - found by __getattr__
+__all__ = [
     "AsyncClient",
     "BrokerError",
     "BrokerRefused",

@@ -135,14 +135,13 @@ def _field_values(original: Any) -> dict[str, Any]:
 
 
 def _refuse(value: Any, name: str, cause: Exception) -> NoReturn:
+    problem = None
     try:
-        problem = _find_problem(_plain(value), name, 0)
-    except Exception as exc:
-        problem = _find_problem(value, name, 0)
+        # as it was given first: turned into plain values, a key that is no string would look fine
+        problem = _find_problem(value, name, 0) or _find_problem(_plain(value), name, 0)
+    except Exception as exc:  # serialisers and attributes of other people's classes
         cause = exc
-    if problem is None:
-        problem = f"{name}: cannot be stored as JSON: {_one_line(cause)}"
-    raise InvalidTask(problem) from None
+    raise InvalidTask(problem or f"{name}: cannot be stored as JSON: {_one_line(cause)}") from None
 
 
 def _one_line(exc: Exception) -> str:
