@@ -20,8 +20,8 @@ WIRE = Path(__file__).parent.parent / "data" / "wire"
 FIELD_ORDER = [
     "id", "kind", "payload", "queue", "state", "retried", "max_retry", "no_archive", "unique_key", "last_err",
     "retention", "completed_at", "chain", "chain_id", "chain_index", "group_id", "group_queue",
-    "group_callback", "result", "prev_result", "group_results", "group_index", "group_size", "group_member_id",
-    "group_cb_chain",
+    "group_callback", "result", "prev_result", "group_results", "group_index", "group_size",
+    "group_member_id", "group_cb_chain",
 ]
 # fmt: on
 
