@@ -23,7 +23,8 @@ from tests.support.ledger import Ledger
 from tests.support.processes import adopt_orphans, strays
 from tests.support.proxy import Proxy
 
-_of_the_session: set[int] = set()
+# process ids that outlive a test
+OF_THE_SESSION: set[int] = set()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield
-    left = strays(_of_the_session)
+    left = strays(OF_THE_SESSION)
     assert not left, f"left running after {item.nodeid}: {left}"
 
 
@@ -46,9 +47,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
     )
     with one:
         assert one.pid is not None
-        _of_the_session.add(one.pid)
+        OF_THE_SESSION.add(one.pid)
         yield one
-        _of_the_session.discard(one.pid)
+        OF_THE_SESSION.discard(one.pid)
 
 
 @pytest.fixture
