@@ -6,7 +6,8 @@ a message that does not fit is refused, because a supervisor that waits for a st
 Messages are dicts with a type ``t``::
 
     worker to supervisor   ready | failed (code, error) | drained
-    supervisor to worker   go | drain (timeout: seconds or null) | quiet | resume | lost (entries: [[queue, id]])
+    supervisor to worker   go | drain (timeout: seconds or null) | quiet | resume
+                           lost (entries: [[queue name, entry id], ...])
 """
 
 from __future__ import annotations
@@ -84,3 +85,13 @@ class WorkerSpec:
     """As configured, with ``embedded://`` already resolved to a socket."""
     stack_fd: int | None = None
     """Where the process's stacks are dumped on SIGUSR2 and on a fatal signal."""
+
+
+READ_AHEAD = 256
+"""The most tasks that a worker may buffer beyond its free slots."""
+
+
+def board_capacity(config: Config) -> int:
+    """Slots a worker may need: running, finished but not yet acknowledged, buffered, and one per queue from
+    a blocking read."""
+    return 2 * config.concurrency + READ_AHEAD + len(config.queues)

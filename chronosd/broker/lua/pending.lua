@@ -3,8 +3,8 @@
 -- ARGV     1 group  2 consumer  3 first entry to look at ('-' = the oldest)  4 the most to read
 --          5 budget (message bytes that one reply may carry)  6 task key prefix
 -- Returns  rows flat, nine an entry: entry, id, msg, state, sid, run, crashes, evidence, returned.
---          id is false where the entry is gone or names no task; msg is false where there is none;
---          msg is 0 where the budget is spent: read it singly.
+--          id is false where the entry is gone, '' where it names no task (msg then holds its fields as text);
+--          msg is false where there is none, 0 where the budget is spent: read it singly.
 --#include rows
 local stream, group, consumer, first = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local entries = {}

@@ -5,11 +5,13 @@ local function rows(stream, prefix, entries, budget)
     local id, task = false, { false, false, false, false, false, false, false }
     local found = redis.call('XRANGE', stream, entry, entry)[1]
     if found then
+      id = ''
       for f = 1, #found[2], 2 do
         if found[2][f] == 'task_id' then id = found[2][f + 1] end
       end
+      if id == '' then task[1] = string.sub(table.concat(found[2], ' '), 1, 65536) end
     end
-    if id then
+    if id and id ~= '' then
       local read = redis.pcall('HMGET', prefix .. id, 'msg', 'state', 'sid', 'run', 'crashes', 'evidence', 'returned')
       if not read.err then task = read end
     end

@@ -1,0 +1,249 @@
+"""What a worker says to Redis: fetch, and the ways in which a run ends.
+
+Every end takes any number of runs and returns the entries that were *lost*: no longer pending, because
+somebody recovered them meanwhile. Nothing was changed for those, whatever the run's outcome was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from chronosd.broker.commands import REPLY_BYTES, Command, call, plain, script, text
+from chronosd.broker.keys import GROUP, QueueKeys
+from chronosd.broker.message import Message, encode
+from chronosd.broker.payload import encode_args
+from chronosd.states import State
+
+UNDECODABLE_KIND = "chronosd:undecodable"
+"""Kind of the record that is made of a stream entry which names no task."""
+
+
+class Fetched(NamedTuple):
+    """A delivered entry. A tuple, as one is made for every task that runs; so is :class:`Done`."""
+
+    entry: bytes
+    task_id: str
+    """Empty for an entry that names no task; ``msg`` then holds its fields as text."""
+    msg: bytes | None
+    """None where it would have made the reply too long: read it with :func:`body`."""
+    crashes: int
+    unknown_since: float
+    """Unix seconds; 0 if its kind has always been known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What one fetch brought."""
+
+    tasks: list[Fetched]
+    gone: list[str]
+    """Ids whose task had been deleted; their entries are dropped."""
+
+
+class Done(NamedTuple):
+    """A run that leaves nothing behind."""
+
+    entry: bytes
+    task_id: str
+    lock: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A success that is kept for its retention, as the message with its result."""
+
+    entry: bytes
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A run after which the task runs again."""
+
+    entry: bytes
+    task_id: str
+    message: Message | None
+    """As it is to be stored; None leaves it as it is."""
+    delay_s: float
+    """0 makes it ready at once."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Hash fields to write; an empty value deletes one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A run after which the task is dead-lettered."""
+
+    entry: bytes
+    task_id: str
+    message: Message | None
+    """As it is to be stored; None (it cannot be decoded) leaves it as it is."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Lost = list[bytes]
+
+
+def _lost(reply: Any) -> Lost:
+    return list(reply)
+
+
+def undecodable(queue: QueueKeys, entry: bytes, raw: bytes) -> Message:
+    """The record that is made of a stream entry which names no task; its payload is what the entry held."""
+    name = text(entry)
+    return Message(
+        id=f"undecodable-{name}",
+        kind=UNDECODABLE_KIND,
+        queue=queue.name,
+        payload=encode_args(text(raw)),
+        last_err=f"stream entry {name} names no task",
+    )
+
+
+def create_group(queue: QueueKeys) -> Command[bool]:
+    """Makes the stream and its group, from its first entry on. True if it was not there before."""
+    return call(script("group"), (queue.stream,), [GROUP], lambda reply: text(reply) == "created")
+
+
+def _delivery(reply: Any) -> Delivery:
+    rows, gone = reply
+    tasks = [
+        Fetched(
+            rows[i],
+            text(rows[i + 1]),
+            rows[i + 2],
+            _int(rows[i + 3]),
+            _float(rows[i + 4]),
+        )
+        for i in range(0, len(rows), 5)
+    ]
+    return Delivery(tasks, [text(task_id) for task_id in gone])
+
+
+def _int(value: Any) -> int:
+    try:
+        return int(value) if value else 0
+    except ValueError:
+        return 0
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value) if value else 0.0
+    except ValueError:
+        return 0.0
+
+
+def fetch(queue: QueueKeys, consumer: str, count: int, delivered: Sequence[bytes] = ()) -> Command[Delivery]:
+    """Delivers up to ``count`` ready tasks and takes in entries that a blocking read has delivered.
+
+    Not repeatable: a lost reply leaves its entries pending for the consumer, to be handed back.
+    """
+    return call(
+        script("fetch"),
+        (queue.stream, *queue.sets),
+        [GROUP, consumer, count, queue.task_prefix, REPLY_BYTES, *delivered],
+        _delivery,
+        repeatable=False,
+    )
+
+
+def block(queues: Sequence[QueueKeys], consumer: str, block_ms: int) -> Command[list[tuple[int, bytes]]]:
+    """Waits for work in any of the queues. For each entry delivered: the queue's index, the entry.
+
+    At most one entry per queue. No script may block, so the entries' tasks are read by :func:`fetch`.
+    """
+    index = {queue.stream.encode(): i for i, queue in enumerate(queues)}
+
+    def parse(reply: Any) -> list[tuple[int, bytes]]:
+        if not reply:
+            return []
+        pairs = reply.items() if isinstance(reply, dict) else reply
+        return [(index[stream], entry[0]) for stream, entries in pairs for entry in entries]
+
+    return plain(
+        *("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", 1, "BLOCK", block_ms),
+        *("STREAMS", *(queue.stream for queue in queues), *(">" for _ in queues)),
+        parse=parse,
+        repeatable=False,
+    )
+
+
+def body(queue: QueueKeys, task_id: str) -> Command[bytes | None]:
+    """One task's message, however long."""
+    return plain("HGET", queue.task(task_id), "msg")
+
+
+def complete(queue: QueueKeys, runs: Sequence[Done]) -> Command[Lost]:
+    """Ends runs that leave nothing behind: success without retention, or a discard."""
+    args: list[Any] = [GROUP, queue.task_prefix]
+    for run in runs:
+        args += (run.entry, run.task_id, run.lock)
+    return call(script("complete"), (queue.stream,), args, _lost)
+
+
+def retain(queue: QueueKeys, runs: Sequence[Kept]) -> Command[Lost]:
+    """Ends successful runs whose tasks are kept."""
+    args: list[Any] = [GROUP, queue.task_prefix]
+    for run in runs:
+        message = run.message
+        args += (run.entry, message.id, message.unique_key)
+        args += (encode(message, State.COMPLETED), message.retention)
+    return call(script("retain"), (queue.stream, queue.completed), args, _lost)
+
+
+def retry(queue: QueueKeys, runs: Sequence[Again]) -> Command[Lost]:
+    """Ends runs whose tasks run again, later or at once."""
+    args: list[Any] = [GROUP, queue.task_prefix]
+    for run in runs:
+        state = State.RETRY if run.delay_s > 0 else State.PENDING
+        msg = encode(run.message, state) if run.message else b""
+        args += (run.entry, run.task_id, msg, max(round(run.delay_s * 1000), 1) if run.delay_s > 0 else 0)
+        args += (len(run.fields), *_flat(run.fields))
+    return call(script("retry"), (queue.stream, queue.retry), args, _lost)
+
+
+def archive(queue: QueueKeys, runs: Sequence[Dead]) -> Command[Lost]:
+    """Ends runs whose tasks are dead-lettered."""
+    args: list[Any] = [GROUP, queue.task_prefix]
+    for run in runs:
+        message = run.message
+        args += (run.entry, run.task_id, message.unique_key if message else "")
+        args += (encode(message, State.ARCHIVED) if message else b"", len(run.fields), *_flat(run.fields))
+    return call(script("archive"), (queue.stream, queue.archived), args, _lost)
+
+
+def bury(queue: QueueKeys, entry: bytes, message: Message) -> Command[str]:
+    """Dead-letters an entry that names no task, as a record of its own: ``archived`` or ``lost``."""
+    args = [GROUP, queue.task_prefix, entry, message.id, encode(message, State.ARCHIVED)]
+    return call(script("bury"), (queue.stream, queue.archived), args, text)
+
+
+def release(queue: QueueKeys, runs: Iterable[tuple[bytes, str]], *, counted_in: str = "") -> Command[Lost]:
+    """Hands back (entry, task id) pairs that were never started: ready again, nothing charged.
+
+    ``counted_in`` names the hash field in which the return is counted, if it is.
+    """
+    args: list[Any] = [GROUP, queue.task_prefix, counted_in]
+    for run in runs:
+        args += run
+    return call(script("release"), (queue.stream,), args, _lost)
+
+
+def mark_running(queue: QueueKeys, runs: Iterable[tuple[bytes, str]]) -> Command[int]:
+    """Notes on (entry, task id) pairs that their runs outlived the cycle they were fetched in."""
+    args: list[Any] = [queue.task_prefix]
+    for run in runs:
+        args += run
+    return call(script("mark"), (queue.stream,), args)
+
+
+def not_owned(queue: QueueKeys, consumer: str, entries: Sequence[bytes]) -> Command[Lost]:
+    """Those of the entries that are not pending for the consumer any more."""
+    return call(script("owned"), (queue.stream,), [GROUP, consumer, *entries], _lost)
+
+
+def _flat(fields: Mapping[str, Any]) -> list[Any]:
+    return [word for pair in fields.items() for word in pair]

@@ -1,0 +1,315 @@
+"""The two runners: they send commands and hand back results, and know nothing of what the commands mean.
+
+Both send any number of commands in one round trip, load a script the server does not know, and answer per
+command: its result, or the :class:`~chronosd.errors.BrokerError` that the server gave for it. What has no
+answer at all raises :class:`~chronosd.errors.BrokerUnavailable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import hiredis
+from redis.exceptions import RedisError, ResponseError
+
+from chronosd.broker.commands import Command, Script, Steps
+from chronosd.broker.connect import Deadline, Target, classify, connection, parse, translate, with_code
+from chronosd.broker.wire import ReplyError, Wire
+from chronosd.errors import BrokerError, BrokerUnavailable
+
+T = TypeVar("T")
+
+
+def _missing_scripts(commands: Sequence[Command[Any]], replies: Sequence[Any]) -> list[int]:
+    """Indexes of commands that did not run because the server lacks their script (safe to send again)."""
+    return [
+        i
+        for i, reply in enumerate(replies)
+        if isinstance(reply, Exception) and commands[i].script is not None and "NOSCRIPT" in str(reply)
+    ]
+
+
+def _scripts(commands: Sequence[Command[Any]], missing: Sequence[int]) -> list[Script]:
+    found = {s.sha: s for i in missing if (s := commands[i].script) is not None}
+    return list(found.values())
+
+
+def _results(commands: Sequence[Command[Any]], replies: Sequence[Any]) -> list[Any]:
+    return [
+        classify(str(reply)) if isinstance(reply, Exception) else command.parse(reply)
+        for command, reply in zip(commands, replies, strict=True)
+    ]
+
+
+def checked(results: list[Any]) -> list[Any]:
+    """The results, if all are. Raises the first BrokerError among them."""
+    for result in results:
+        if isinstance(result, BrokerError):
+            raise result
+    return results
+
+
+def single(results: Sequence[T | BrokerError]) -> T:
+    """The result of a batch of one. Raises the error in its place."""
+    (result,) = results
+    if isinstance(result, BrokerError):
+        raise result
+    return result
+
+
+class SyncRunner:
+    """Runs commands for synchronous callers, from any thread, and after a fork.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+        password: used where the URL has none.
+        timeout_s: the most that one call may take, connecting included.
+        address: a numeric address to use instead of looking the host up.
+        client_name: what CLIENT LIST shows.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        password: str | None = None,
+        *,
+        timeout_s: float = 1.0,
+        address: str = "",
+        client_name: str = "chronosd",
+    ) -> None:
+        self.target: Target = parse(url, password)
+        self.timeout_s = timeout_s
+        self._address = address
+        self._client_name = client_name
+        self._idle: deque[tuple[Any, Deadline]] = deque()  # its pop and append are atomic
+        self._pid = os.getpid()
+
+    def run(self, command: Command[T], *, timeout_s: float | None = None) -> T:
+        """One command, its result. Raises BrokerError."""
+        result: T = single(self.run_many([command], timeout_s=timeout_s))
+        return result
+
+    def run_many(self, commands: Sequence[Command[Any]], *, timeout_s: float | None = None) -> list[Any]:
+        """All commands in one round trip: for each its result, or the BrokerError it met.
+
+        Raises BrokerUnavailable if there was no answer; then ``maybe_enqueued`` tells whether anything was
+        sent. A connection that the server had closed while it lay idle is replaced, once, if every command
+        may be repeated.
+        """
+        if not commands:
+            return []
+        at = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        link, deadline, fresh = self._borrow()
+        deadline.at = at
+        try:
+            return self._converse(link, deadline, commands)
+        except BrokerUnavailable:
+            if fresh or time.monotonic() >= at or not all(c.repeatable for c in commands):
+                raise
+        self.close()  # its siblings lay idle as long
+        link, deadline, _ = self._borrow()
+        deadline.at = at
+        return self._converse(link, deadline, commands)
+
+    def drive(self, steps: Steps[T]) -> T:
+        """Runs a procedure to its end, one round trip per step.
+
+        Errors of single commands go to the procedure like results. Raises BrokerUnavailable.
+        """
+        try:
+            commands = next(steps)
+            while True:
+                commands = steps.send(self.run_many(commands))
+        except StopIteration as end:
+            result_: T = end.value
+            return result_
+
+    def close(self) -> None:
+        """Closes idle connections; the runner can be used again."""
+        while self._idle:
+            try:
+                link, _ = self._idle.pop()
+            except IndexError:
+                return
+            link.disconnect()
+
+    def _borrow(self) -> tuple[Any, Deadline, bool]:
+        if self._pid != os.getpid():
+            # Forked: the sockets are the parent's too. redis-py closes them without a shutdown here.
+            self.close()
+            self._pid = os.getpid()
+        try:
+            link, deadline = self._idle.pop()
+        except IndexError:
+            deadline = Deadline()
+            link = connection(self.target, deadline, address=self._address, client_name=self._client_name)
+            return link, deadline, True
+        return link, deadline, False
+
+    def _converse(self, link: Any, deadline: Deadline, commands: Sequence[Command[Any]]) -> list[Any]:
+        sent = False
+        try:
+            link.connect()
+            sent = True
+            replies = self._exchange(link, [c.words for c in commands])
+            missing = _missing_scripts(commands, replies)
+            if missing:
+                scripts = _scripts(commands, missing)
+                again = [("SCRIPT", "LOAD", s.source) for s in scripts]
+                again += [commands[i].words for i in missing]
+                for i, reply in zip(missing, self._exchange(link, again)[len(scripts) :], strict=True):
+                    replies[i] = reply
+        except (RedisError, OSError) as error:
+            link.disconnect()
+            raise translate(error, self.target, in_doubt=sent) from error
+        except BaseException:
+            link.disconnect()  # a reply may still be on its way: nobody else must read it
+            raise
+        self._idle.append((link, deadline))
+        return _results(commands, replies)
+
+    @staticmethod
+    def _exchange(link: Any, batch: Sequence[tuple[Any, ...]]) -> list[Any]:
+        packed = bytearray()
+        for words in batch:
+            packed += hiredis.pack_command(words)
+        link.send_packed_command([bytes(packed)], check_health=False)
+        replies: list[Any] = []
+        for _ in batch:
+            try:
+                replies.append(link.read_response())
+            except ResponseError as error:
+                replies.append(ReplyError(with_code(error)))
+        return replies
+
+
+class AsyncRunner:
+    """Runs commands for coroutines of one event loop, over one connection that concurrent callers share.
+
+    Args: as for :class:`SyncRunner`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        password: str | None = None,
+        *,
+        timeout_s: float = 5.0,
+        client_name: str = "chronosd",
+    ) -> None:
+        self.target: Target = parse(url, password)
+        self.timeout_s = timeout_s
+        self._client_name = client_name
+        self._wire: Wire | None = None
+        self._connecting: asyncio.Lock = asyncio.Lock()
+
+    async def run(self, command: Command[T], *, timeout_s: float | None = None) -> T:
+        """One command, its result. Raises BrokerError."""
+        result: T = single(await self.run_many([command], timeout_s=timeout_s))
+        return result
+
+    async def run_many(
+        self, commands: Sequence[Command[Any]], *, timeout_s: float | None = None
+    ) -> list[Any]:
+        """All commands in one round trip: for each its result, or the BrokerError it met.
+
+        Raises BrokerUnavailable if there was no answer. A connection found closed is replaced, once, if
+        every command may be repeated. A call that times out ends the connection; one that is cancelled
+        does not, its replies are read and dropped.
+        """
+        if not commands:
+            return []
+        timeout = self.timeout_s if timeout_s is None else timeout_s
+        fresh = self._wire is None or self._wire.lost is not None
+        sent = False
+        try:
+            async with asyncio.timeout(timeout):
+                wire = await self._connected()
+                sent = True
+                try:
+                    return await self._converse(wire, commands)
+                except (OSError, EOFError):
+                    if fresh or not all(c.repeatable for c in commands):
+                        raise
+                wire = await self._connected()
+                return await self._converse(wire, commands)
+        except TimeoutError as error:
+            self._drop(error)
+            raise translate(error, self.target, in_doubt=sent) from error
+        except (RedisError, OSError, EOFError) as error:
+            raise translate(error, self.target, in_doubt=sent) from error
+
+    async def drive(self, steps: Steps[T]) -> T:
+        """Runs a procedure to its end, one round trip per step.
+
+        Errors of single commands go to the procedure like results. Raises BrokerUnavailable.
+        """
+        try:
+            commands = next(steps)
+            while True:
+                commands = steps.send(await self.run_many(commands))
+        except StopIteration as end:
+            result_: T = end.value
+            return result_
+
+    async def aclose(self) -> None:
+        """Closes the connection; the runner can be used again."""
+        self._drop(ConnectionError("closed"))
+
+    def _drop(self, reason: BaseException) -> None:
+        if self._wire is not None:
+            self._wire.fail(reason)
+            self._wire = None
+
+    async def _connected(self) -> Wire:
+        wire = self._wire
+        if wire is not None and wire.lost is None:
+            return wire
+        async with self._connecting:
+            if self._wire is not None and self._wire.lost is None:
+                return self._wire
+            wire = await self._connect()
+            self._wire = wire
+            return wire
+
+    async def _connect(self) -> Wire:
+        loop, target, wire = asyncio.get_running_loop(), self.target, Wire()
+        try:
+            if target.path:
+                await loop.create_unix_connection(lambda: wire, target.path)
+            else:
+                tls = target.ssl_context() if target.scheme == "rediss" else None
+                await loop.create_connection(
+                    lambda: wire,
+                    target.host,
+                    target.port,
+                    ssl=tls,
+                    server_hostname=target.host if tls else None,
+                )
+            for words in target.handshake(self._client_name):
+                (reply,) = await wire.send(hiredis.pack_command(words), 1)
+                if isinstance(reply, Exception) and words[0] != "CLIENT":
+                    raise classify(str(reply))
+        except BaseException as error:
+            wire.fail(error if isinstance(error, Exception) else ConnectionError("cancelled"))
+            raise
+        return wire
+
+    @staticmethod
+    async def _converse(wire: Wire, commands: Sequence[Command[Any]]) -> list[Any]:
+        pack = hiredis.pack_command
+        replies = await wire.send(b"".join([pack(c.words) for c in commands]), len(commands))
+        missing = _missing_scripts(commands, replies)
+        if missing:
+            scripts = _scripts(commands, missing)
+            again = [pack(("SCRIPT", "LOAD", s.source)) for s in scripts]  # type: ignore[arg-type] # invariant stub
+            again += [pack(commands[i].words) for i in missing]
+            late = await wire.send(b"".join(again), len(again))
+            for i, reply in zip(missing, late[len(scripts) :], strict=True):
+                replies[i] = reply
+        return _results(commands, replies)

@@ -1,0 +1,387 @@
+"""What becomes of the tasks of an owner that is gone: a dead worker of ours, or a lost one elsewhere.
+
+Settling and recovering rewrite messages, so they are procedures: they read, decide here, and write with
+scripts whose first write is the XACK that proves nobody else has moved the entry meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+import orjson
+
+from chronosd.broker.commands import BATCH, REPLY_BYTES, Command, Steps, call, plain, script, text
+from chronosd.broker.consume import (
+    Again,
+    Dead,
+    Done,
+    archive,
+    body,
+    bury,
+    complete,
+    release,
+    retry,
+    undecodable,
+)
+from chronosd.broker.keys import GROUP, Field, QueueKeys
+from chronosd.broker.message import Message, decode
+from chronosd.broker.sweep import give_back
+from chronosd.errors import BrokerError, MessageError
+
+MAX_RETURNS = 3
+"""A task handed back uncharged this often by settlements is charged: something about it kills workers."""
+
+_EVIDENCE_KEPT = 5
+
+
+class Fate(Enum):
+    """What becomes of an entry whose owner is gone."""
+
+    ACKNOWLEDGE = "acknowledge"
+    """It had succeeded and left nothing to do."""
+    CHARGE = "charge"
+    """It was running: the crash is its own until proved otherwise."""
+    RETURN = "return"
+    """It was fetched and not started, or finished in a way only its worker knew: it runs again, free."""
+    RESTORE = "restore"
+    """As RETURN, after a death that the supervisor caused: not even counted."""
+
+
+class Row(NamedTuple):
+    """A pending entry with what is stored of its task."""
+
+    entry: bytes
+    task_id: str | None
+    """None: the entry is deleted. Empty: it names no task."""
+    msg: bytes | int | None
+    """0: too long for the reply."""
+    state: bytes | None
+    sid: bytes | None
+    run: bytes | None
+    crashes: bytes | None
+    evidence: bytes | None
+    returned: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How an owner ended, as it will be told on its tasks."""
+
+    cause: str
+    """One line, e.g. "worker killed by signal 9"."""
+    worker: str
+    at: float = field(default_factory=time.time)
+    """Unix seconds."""
+    stack: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What settling needs of the configuration."""
+
+    max_crashes: int
+    backoff: Callable[[str, int], float]
+    """Seconds until the next attempt of a kind, given how many were charged."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """What became of the entries. ``errors`` names queues that could not be settled, with the reason."""
+
+    acknowledged: int = 0
+    returned: int = 0
+    retried: int = 0
+    archived: int = 0
+    discarded: int = 0
+    """Dead without a dead letter: the task had asked for it (``no_archive``)."""
+    dropped: int = 0
+    """Entries whose task had been deleted."""
+    lost: int = 0
+    """Moved by somebody else in between."""
+    archived_ids: list[str] = field(default_factory=list)
+    errors: dict[str, BrokerError] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Entries dealt with."""
+        return (
+            self.acknowledged + self.returned + self.retried + self.archived + self.discarded + self.dropped
+        )
+
+
+@dataclass(slots=True)
+class _Moves:
+    done: list[Done] = field(default_factory=list)
+    returned: list[tuple[bytes, str]] = field(default_factory=list)
+    restored: list[tuple[bytes, str]] = field(default_factory=list)
+    again: list[Again] = field(default_factory=list)
+    dead: list[Dead] = field(default_factory=list)
+    buried: list[tuple[bytes, Message]] = field(default_factory=list)
+
+    def commands(self, queue: QueueKeys) -> list[Command[Any]]:
+        found: list[Command[Any]] = []
+        if self.done:
+            found.append(complete(queue, self.done))
+        if self.returned:
+            found.append(release(queue, self.returned, counted_in=Field.RETURNED))
+        if self.restored:
+            found.append(release(queue, self.restored))
+        if self.again:
+            found.append(retry(queue, self.again))
+        if self.dead:
+            found.append(archive(queue, self.dead))
+        return found + [bury(queue, entry, message) for entry, message in self.buried]
+
+
+def pending(queue: QueueKeys, consumer: str, first: str = "-", count: int = BATCH) -> Command[list[Row]]:
+    """Up to ``count`` entries pending for a consumer, from ``first`` on, with what is stored of each."""
+    args = [GROUP, consumer, first, count, REPLY_BYTES, queue.task_prefix]
+    return call(script("pending"), (queue.stream,), args, _rows)
+
+
+def look(queue: QueueKeys, entries: Sequence[bytes]) -> Command[list[Row]]:
+    """What is stored of the given entries' tasks."""
+    return call(script("look"), (queue.stream,), [queue.task_prefix, REPLY_BYTES, *entries], _rows)
+
+
+def _rows(reply: Any) -> list[Row]:
+    rows = []
+    for i in range(0, len(reply), 9):
+        entry, task_id, *rest = reply[i : i + 9]
+        rows.append(Row(entry, None if task_id is None else text(task_id), *rest))
+    return rows
+
+
+def settle(
+    queues: Mapping[str, QueueKeys],
+    consumer: str,
+    fates: Mapping[tuple[str, str], Fate],
+    otherwise: Fate,
+    death: Death,
+    policy: Policy,
+) -> Steps[Settled]:
+    """Deals with everything that is pending for a dead consumer, in two round trips per 500 entries.
+
+    ``fates`` is by (queue name, entry id), as the board says; ``otherwise`` is for entries that are pending
+    but not on it. Running it again does no harm: what was moved is not pending any more.
+    """
+    summary = Settled()
+    first = dict.fromkeys(queues, "-")
+    while first:
+        names = list(first)
+        pages = yield [pending(queues[name], consumer, first[name]) for name in names]
+        first = {}
+        good: list[tuple[QueueKeys, list[Row]]] = []
+        for name, page in zip(names, pages, strict=True):
+            if isinstance(page, BrokerError):
+                summary.errors[name] = page
+                continue
+            good.append((queues[name], page))
+            if len(page) == BATCH:
+                first[name] = "(" + text(page[-1].entry)
+        judged = [
+            (queue, [(row, fates.get((queue.name, text(row.entry)), otherwise)) for row in page])
+            for queue, page in good
+        ]
+        yield from _execute(judged, death, policy, summary)
+    return summary
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What one recovery step did. ``cursor`` is where the next one continues; "0-0" means from the start."""
+
+    cursor: str
+    settled: Settled
+    claimed: int = 0
+
+
+def recover(
+    queue: QueueKeys,
+    recoverer: str,
+    min_idle_s: float,
+    cursor: str,
+    own: Mapping[str, str],
+    policy: Policy,
+    count: int = 100,
+) -> Steps[Recovered]:
+    """Takes over entries that nobody has renewed for ``min_idle_s``, whose owners are on other hosts.
+
+    ``own`` maps entries on this host's boards to their consumers: those are alive, whatever their idle time
+    says (an outage made it grow), and are given back. Raises BrokerError; then the old cursor stays valid.
+    """
+    (reply,) = yield [_autoclaim(queue, recoverer, min_idle_s, cursor, count)]
+    if isinstance(reply, BrokerError):
+        raise reply
+    following, entries = reply
+    summary = Settled()
+    alive = [e for e in entries if text(e) in own]
+    if alive:
+        yield [give_back(queue, own[text(e)], [text(e)]) for e in alive]
+    lost = [e for e in entries if text(e) not in own]
+    if lost:
+        (rows,) = yield [look(queue, lost)]
+        if isinstance(rows, BrokerError):
+            raise rows
+        death = Death(f"worker lost: its lease was not renewed for {min_idle_s:g} s", "unknown")
+        judged = [(queue, [(row, _fate_of_lost(row)) for row in rows])]
+        yield from _execute(judged, death, policy, summary)
+    return Recovered(following, summary, len(lost))
+
+
+def _fate_of_lost(row: Row) -> Fate:
+    """Ours are charged once their run had outlived a cycle; chronos-go's, which tell no more, if active."""
+    if row.sid == row.entry:
+        return Fate.CHARGE if row.run == row.entry else Fate.RETURN
+    return Fate.CHARGE if row.state == b"2" else Fate.RETURN
+
+
+def _autoclaim(
+    queue: QueueKeys, consumer: str, min_idle_s: float, cursor: str, count: int
+) -> Command[tuple[str, list[bytes]]]:
+    words = ("XAUTOCLAIM", queue.stream, GROUP, consumer, round(min_idle_s * 1000), cursor)
+    return plain(
+        *words,
+        *("COUNT", count, "JUSTID"),
+        parse=lambda reply: (text(reply[0]), [e for e in reply[1] if e]),
+        repeatable=False,
+    )
+
+
+def _execute(
+    judged: Sequence[tuple[QueueKeys, Sequence[tuple[Row, Fate]]]],
+    death: Death,
+    policy: Policy,
+    summary: Settled,
+) -> Steps[None]:
+    """Decides and moves: one round trip for all, one more where a body has to be read singly."""
+    long = [
+        (queue, row)
+        for queue, rows in judged
+        for row, fate in rows
+        if row.msg == 0 and fate in (Fate.CHARGE, Fate.ACKNOWLEDGE) and row.task_id
+    ]
+    bodies: dict[bytes, Any] = {}
+    for queue, row in long:  # one at a time: each may be as large as Redis allows
+        (bodies[row.entry],) = yield [body(queue, row.task_id or "")]
+    commands: list[Command[Any]] = []
+    owners: list[str] = []
+    for queue, rows in judged:
+        moves = _Moves()
+        for row, fate in rows:
+            found = bodies.get(row.entry, row.msg)
+            if isinstance(found, BrokerError):
+                summary.errors[queue.name] = found
+                continue
+            _decide(queue, row._replace(msg=found), fate, death, policy, moves, summary)
+        made = moves.commands(queue)
+        commands += made
+        owners += [queue.name] * len(made)
+    if not commands:
+        return
+    results = yield commands
+    for name, result in zip(owners, results, strict=True):
+        if isinstance(result, BrokerError):
+            summary.errors[name] = result
+        elif isinstance(result, list):
+            summary.lost += len(result)
+
+
+def _decide(
+    queue: QueueKeys,
+    row: Row,
+    fate: Fate,
+    death: Death,
+    policy: Policy,
+    moves: _Moves,
+    summary: Settled,
+) -> None:
+    """Chooses one entry's move."""
+    if row.task_id is None or (row.task_id and row.msg is None):
+        moves.done.append(Done(row.entry, row.task_id or ""))
+        summary.dropped += 1
+        return
+    if not row.task_id:
+        moves.buried.append((row.entry, undecodable(queue, row.entry, bytes(row.msg or b""))))
+        summary.archived += 1
+        return
+    if fate is Fate.RETURN and _number(row.returned) + 1 >= MAX_RETURNS:
+        fate = Fate.CHARGE
+        death = replace(death, cause=f"{death.cause} (handed back unstarted {MAX_RETURNS} times)")
+    if fate is Fate.RETURN:
+        moves.returned.append((row.entry, row.task_id))
+        summary.returned += 1
+        return
+    if fate is Fate.RESTORE:
+        moves.restored.append((row.entry, row.task_id))
+        summary.returned += 1
+        return
+    message: Message | None
+    try:
+        message = decode(bytes(row.msg or b""))
+    except MessageError as error:
+        moves.dead.append(Dead(row.entry, row.task_id, None, {"error": f"undecodable message: {error}"}))
+        _archived(row.task_id, summary)
+        return
+    if fate is Fate.ACKNOWLEDGE:
+        moves.done.append(Done(row.entry, row.task_id, message.unique_key))
+        summary.acknowledged += 1
+        return
+    _charge(row, message, death, policy, moves, summary)
+
+
+def _charge(
+    row: Row, message: Message, death: Death, policy: Policy, moves: _Moves, summary: Settled
+) -> None:
+    task_id = row.task_id or ""
+    # Go may have stored a new task under the old id: crashes that were never charged are not its own.
+    fits = _number(row.crashes) <= message.retried
+    crashes = (_number(row.crashes) if fits else 0) + 1
+    fields: dict[str, Any] = {
+        Field.CRASHES: crashes,
+        Field.EVIDENCE: _evidence(row.evidence if fits else None, death),
+        Field.RETURNED: "",
+    }
+    poison = crashes >= policy.max_crashes
+    if poison or message.retried >= message.max_retry:
+        if message.no_archive:
+            moves.done.append(Done(row.entry, task_id, message.unique_key))
+            summary.discarded += 1
+            return
+        why = f"{death.cause}; its {crashes} crashes reached max_crashes" if poison else death.cause
+        moves.dead.append(Dead(row.entry, task_id, replace(message, last_err=why), fields))
+        _archived(task_id, summary)
+        return
+    message = replace(message, retried=message.retried + 1, last_err=death.cause)
+    delay_s = 0.0 if crashes == 1 else policy.backoff(message.kind, message.retried)
+    moves.again.append(Again(row.entry, task_id, message, delay_s, fields))
+    summary.retried += 1
+
+
+def _archived(task_id: str, summary: Settled) -> None:
+    summary.archived += 1
+    summary.archived_ids.append(task_id)
+
+
+def _evidence(stored: bytes | None, death: Death) -> bytes:
+    try:
+        known = orjson.loads(stored) if stored else []
+    except ValueError:
+        known = []
+    if not isinstance(known, list):
+        known = []
+    one = {"at": round(death.at, 3), "cause": death.cause[:500], "worker": death.worker}
+    if death.stack:
+        one["stack"] = death.stack[:4000]
+    return orjson.dumps([*known, one][-_EVIDENCE_KEPT:])
+
+
+def _number(value: bytes | None) -> int:
+    try:
+        return int(value) if value else 0
+    except ValueError:
+        return 0

@@ -1,0 +1,72 @@
+"""What the supervisor does to Redis on its rounds: forward what is due, renew leases, tidy up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chronosd.broker.commands import BATCH, Command, call, plain, script, text
+from chronosd.broker.keys import GROUP, QueueKeys
+from chronosd.states import State
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What one forwarding step did."""
+
+    moved: int
+    dropped: int
+    """Ids in the set whose message was gone."""
+    next_due_s: float | None
+    """Seconds until the next is due; 0 if more are due now; None if the set is empty."""
+
+
+def forward(queue: QueueKeys, state: State, limit: int = BATCH) -> Command[Forwarded]:
+    """Makes up to ``limit`` due tasks of a waiting set (SCHEDULED or RETRY) ready."""
+
+    def parse(reply: Any) -> Forwarded:
+        wait = text(reply[2])
+        return Forwarded(int(reply[0]), int(reply[1]), int(wait) / 1000 if wait else None)
+
+    return call(script("forward"), (queue.stream, queue.set_of(state)), [queue.task_prefix, limit], parse)
+
+
+def extend(queue: QueueKeys, consumer: str, entries: Sequence[str]) -> Command[list[str]]:
+    """Renews the leases of up to 500 entries; returns those that are not the consumer's any more."""
+    return call(
+        script("extend"), (queue.stream,), [GROUP, consumer, *entries], lambda reply: [text(e) for e in reply]
+    )
+
+
+def give_back(queue: QueueKeys, consumer: str, entries: Sequence[str]) -> Command[None]:
+    """Makes entries pending for ``consumer`` again, after a recoverer claimed what was alive."""
+    words = ("XCLAIM", queue.stream, GROUP, consumer, 0, *entries, "JUSTID")
+    return plain(*words, parse=lambda _: None)
+
+
+def drop_consumer(queue: QueueKeys, consumer: str) -> Command[str]:
+    """Deletes a dead consumer if nothing is pending for it: ``deleted``, ``busy`` or ``absent``."""
+    return call(script("drop_consumer"), (queue.stream,), [GROUP, consumer], text)
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What one trimming step deleted."""
+
+    aged: int
+    over: int
+    """Deleted although their time had not come, because of ``keep``."""
+
+
+def trim(
+    queue: QueueKeys, state: State, age_s: float | None, keep: int, limit: int = BATCH
+) -> Command[Trimmed]:
+    """Deletes up to ``limit`` archived or completed tasks.
+
+    First those whose score lies ``age_s`` seconds in the past (completed ones are scored by expiry: 0), then
+    the oldest above ``keep`` (0: no limit).
+    """
+    age: Any = "" if age_s is None else round(age_s * 1000)
+    args = [queue.task_prefix, age, keep, limit]
+    return call(script("trim"), (queue.set_of(state),), args, lambda r: Trimmed(int(r[0]), int(r[1])))
