@@ -1,0 +1,17 @@
+"""chronos.yaml, from the file to a frozen value.
+
+The stages, each in a module of its own and each unaware of the next::
+
+    read       bytes of a regular, small, UTF-8 file
+    load       YAML events to nodes that know their line and column (the only user of yaml), and the whole
+    syntax     what to say of a text that is no YAML
+    tree       nodes to plain data with a place for each value: duplicates, merge keys, tags, expansions
+    expand     ${VAR} and ${VAR:-default}
+    shorthand  short forms to the long one, places moving along
+    schema     the keys, validated by pydantic; fields has the types of single values
+    checks     limits between keys; features not built yet
+    report     pydantic's errors to sentences
+
+Problems are collected from all stages and reported at once, sorted by line. A problem stands at its key
+(or list item), because that is what one searches for in an editor.
+"""
