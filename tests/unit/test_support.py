@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import redis as redis_py
 
@@ -117,10 +118,11 @@ def test_a_ledger_has_no_end_for_what_was_left_by_an_exception(ledger: Ledger) -
 
 
 def test_what_a_test_leaves_running_is_found_and_ended_even_if_orphaned() -> None:
-    subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '61'])"], check=True)
-    [left] = strays(OF_THE_SESSION)
-    assert "sleep 61" in left
-    assert gone(int(left.partition(":")[0]))
+    code = "import subprocess; print(subprocess.Popen(['sleep', '61'], stdout=subprocess.DEVNULL).pid)"
+    orphan = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+    wait_until(lambda: psutil.Process(orphan).cmdline() == ["sleep", "61"])
+    assert strays(OF_THE_SESSION) == [f"{orphan}: sleep 61"]
+    assert gone(orphan)
 
 
 def test_a_paused_process_goes_on_afterwards() -> None:
