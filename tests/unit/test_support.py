@@ -119,7 +119,7 @@ def test_a_ledger_has_no_end_for_what_was_left_by_an_exception(ledger: Ledger) -
 
 def test_what_a_test_leaves_running_is_found_and_ended_even_if_orphaned() -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '61'], stdout=subprocess.DEVNULL).pid)"
-    orphan = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+    orphan = int(subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE).stdout)
     wait_until(lambda: psutil.Process(orphan).cmdline() == ["sleep", "61"])
     assert strays(OF_THE_SESSION) == [f"{orphan}: sleep 61"]
     assert gone(orphan)
