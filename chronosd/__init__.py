@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chronosd.errors import SkipRetry as SkipRetry
     from chronosd.errors import TaskIdConflict as TaskIdConflict
     from chronosd.errors import TaskNotFound as TaskNotFound
-    from chronosd.handlers import Kind as Kind
+    from chronosd.kinds import Kind as Kind
     from chronosd.states import State as State
     from chronosd.task import Task as Task
 
@@ -42,7 +42,7 @@ _HOME = {
     "DuplicateTask": "errors",
     "EnqueueError": "errors",
     "InvalidTask": "errors",
-    "Kind": "handlers",
+    "Kind": "kinds",
     "MessageError": "errors",
     "PayloadTooLarge": "errors",
     "RetryIn": "errors",

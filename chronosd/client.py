@@ -1,0 +1,155 @@
+"""The client for synchronous callers; the asynchronous one is its twin in ``client_async``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, overload
+
+from chronosd.broker.runner import SyncRunner
+from chronosd.client_async import AsyncClient
+from chronosd.client_settings import ClientSettings, settings, settings_of_file
+from chronosd.delivery import Bulk, accepted, delivery
+from chronosd.errors import BrokerUnavailable
+from chronosd.kinds import Kind
+from chronosd.submission import (
+    DEFAULT_MAX_PAYLOAD,
+    DEFAULT_TIMEOUT_S,
+    NO_ARGS,
+    Draft,
+    EnqueueOptions,
+    TaskInfo,
+)
+
+__all__ = ["AsyncClient", "Client", "TaskInfo"]
+
+T = TypeVar("T")
+
+
+class Client:
+    """Enqueues tasks. Usable from any thread and after a fork; connects when it is first used.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``unix://`` or ``embedded://``; default: $CHRONOSD_REDIS_URL.
+        namespace: the prefix of all keys; the same as the daemon's.
+        password: used where the URL has none.
+        timeout: the most that one call may take, connecting and resending included.
+        max_payload: the most bytes of encoded arguments.
+
+    Raises:
+        ConfigError: no URL, or one of an unknown form.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str = "chronos",
+        password: str | None = None,
+        timeout: str | float | timedelta = DEFAULT_TIMEOUT_S,
+        max_payload: int | str = DEFAULT_MAX_PAYLOAD,
+    ) -> None:
+        self._use(
+            settings(url, namespace=namespace, password=password, timeout=timeout, max_payload=max_payload)
+        )
+
+    @classmethod
+    def from_config(cls, path: str | Path, *, timeout: str | float | timedelta = DEFAULT_TIMEOUT_S) -> Self:
+        """A client for the server, namespace and ``max_payload`` of a chronos.yaml. Raises ConfigError."""
+        client = cls.__new__(cls)
+        client._use(settings_of_file(path, timeout))
+        return client
+
+    def _use(self, given: ClientSettings) -> None:
+        self._drafter = given.drafter
+        self._timeout_s = given.timeout_s
+        self._runner = SyncRunner(
+            given.url, given.password, timeout_s=given.timeout_s, client_name="chronosd-client"
+        )
+
+    @property
+    def namespace(self) -> str:
+        """The prefix of all keys."""
+        return self._drafter.namespace.prefix
+
+    @overload
+    def enqueue(self, kind: Kind[T], args: T = ..., **options: Unpack[EnqueueOptions]) -> TaskInfo: ...
+    @overload
+    def enqueue(self, kind: str, args: Any = ..., **options: Unpack[EnqueueOptions]) -> TaskInfo: ...
+
+    def enqueue(self, kind: Any, args: Any = NO_ARGS, **options: Unpack[EnqueueOptions]) -> TaskInfo:
+        """Stores a task and returns once the server has it.
+
+        Args:
+            kind: what it is: a name, or a `Kind`.
+            args: what its handler is given: anything pydantic can serialise; ``{}`` by default.
+            **options: see `EnqueueOptions`.
+
+        Raises:
+            InvalidTask: something about it cannot be stored as it is; nothing was sent.
+            PayloadTooLarge: the arguments are longer than ``max_payload``; nothing was sent.
+            TaskIdConflict: ``task_id`` is in use; nothing was changed.
+            BrokerUnavailable: no answer in time; ``maybe_enqueued`` says whether it may be stored anyway.
+            BrokerRefused: the server refused it; an operator has to act.
+        """
+        draft = self._drafter.draft(kind, args, **options)
+        self._deliver([[draft]])
+        return accepted(draft)
+
+    def enqueue_many(self, tasks: Iterable[Sequence[Any]]) -> list[TaskInfo]:
+        """Stores many tasks in few round trips; ``timeout`` bounds each of them.
+
+        Args:
+            tasks: tuples ``(kind, args)`` or ``(kind, args, {option: value})``.
+
+        Returns one `TaskInfo` per task, in order.
+
+        Raises: as `enqueue`. The first 5000 tasks are checked before anything is sent, later ones while
+        earlier ones are under way. It is not one transaction: the error's message says how many tasks were
+        stored. A conflict does not keep the others out.
+        """
+        bulk = Bulk(self._drafter, tasks)
+        for batch in bulk.batches():
+            try:
+                self._deliver([batch])
+            except BrokerUnavailable as exc:
+                bulk.fail(exc)
+            else:
+                bulk.note(batch)
+        return bulk.result()
+
+    def close(self) -> None:
+        """Closes the connections; the client can be used again."""
+        self._runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self._runner.target.label!r}, namespace={self.namespace!r})"
+
+    def _deliver(self, batches: Sequence[Sequence[Draft]]) -> None:
+        steps = delivery(batches, self._drafter.namespace, time.monotonic() + self._timeout_s)
+        try:
+            attempt = next(steps)
+            while True:
+                if attempt.pause_s:
+                    time.sleep(attempt.pause_s)
+                if attempt.reconnect:
+                    self._runner.close()
+                try:
+                    results = self._runner.run_many(attempt.commands, timeout_s=attempt.timeout_s)
+                except BrokerUnavailable as exc:
+                    attempt = steps.throw(exc)
+                else:
+                    attempt = steps.send(results)
+        except StopIteration:
+            pass
