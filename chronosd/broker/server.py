@@ -1,0 +1,55 @@
+"""What the supervisor asks of the server itself, and of how full the queues are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from chronosd.broker.commands import BATCH, Command, call, plain, script, text
+from chronosd.broker.keys import GROUP, QueueKeys
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What INFO says that matters to a task queue. Empty or None where the server does not tell."""
+
+    version: str
+    run_id: str
+    uptime_s: float | None
+    maxmemory_policy: str
+    has_aof: bool | None
+
+
+def info() -> Command[ServerInfo]:
+    """Who is at the other end."""
+
+    def parse(reply: Any) -> ServerInfo:
+        # Everything: only servers from 7.0 on take several section names.
+        lines = (line.partition(":") for line in text(reply).splitlines())
+        found = {name: value for name, colon, value in lines if colon}
+        uptime, aof = found.get("uptime_in_seconds"), found.get("aof_enabled")
+        return ServerInfo(
+            version=found.get("valkey_version") or found.get("redis_version", ""),
+            run_id=found.get("run_id", ""),
+            uptime_s=float(uptime) if uptime and uptime.isdigit() else None,
+            maxmemory_policy=found.get("maxmemory_policy", ""),
+            has_aof=None if aof is None else aof == "1",
+        )
+
+    return plain("INFO", parse=parse)
+
+
+def time() -> Command[float]:
+    """The server's clock, in unix seconds."""
+    return plain("TIME", parse=lambda reply: int(reply[0]) + int(reply[1]) / 1e6)
+
+
+def backlog(queue: QueueKeys) -> Command[int]:
+    """How many tasks of a queue are ready, running, or due."""
+    return call(script("backlog"), (queue.stream, queue.scheduled, queue.retry), [], int)
+
+
+def held(queue: QueueKeys, consumer: str, count: int = BATCH) -> Command[list[str]]:
+    """Up to ``count`` entries that are pending for a consumer, oldest first."""
+    words = ("XPENDING", queue.stream, GROUP, "-", "+", count, consumer)
+    return plain(*words, parse=lambda reply: [text(item[0]) for item in reply])

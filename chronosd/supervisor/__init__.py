@@ -1,0 +1,30 @@
+"""The supervisor: one process, one thread, no event loop, no handler code.
+
+What it waits for comes through one selector: the signal wake-up descriptor, one pidfd and one link per
+worker, the pipe of a probe child; the only other thing that wakes it is the earliest timer. Nothing it does
+in between may take longer than a bounded round trip to Redis (1 s), so that a death is reaped, SIGTERM
+obeyed and the watchdog fed whatever Redis does.
+
+::
+
+    main.py          puts the pieces together; exit codes
+    loop.py          the loop: signals, deaths, timers -> handle_<name>
+    fleet.py         the workers: spawn, gate, restart, drain, kill
+    process.py       fork and what a child must do first
+    signals.py       caught before anything else is imported
+    restarts.py      how long to wait before a worker is replaced (pure)
+    steps.py         timed work against Redis, one round trip at a time
+    availability.py  whether Redis is there; asks through a throwaway child while it is not
+    incarnation.py   the lock and the boards of this run, and those of the dead ones before it
+    recovery.py      settles what dead workers left
+    verdict.py       who is to blame for a death (pure)
+    overrun.py       tasks past their deadline and loops that stand still
+    lease.py         the heartbeat of every entry on the boards
+    forwarder.py     moves due tasks into the streams
+    recoverer.py     takes over what other hosts' dead left
+    janitor.py       bounds what is archived and completed
+    notify.py        systemd's notification protocol
+
+Work against Redis is written as generators of commands: each ``yield`` is one round trip, and between any
+two of them the loop comes back to its selector. That is the whole concurrency model.
+"""

@@ -1,0 +1,107 @@
+"""What has to be in Redis before anything can be fetched, and what must be known of the server.
+
+Looked after once a second, because the groups can vanish under a running daemon (FLUSHALL, a failover to an
+empty replica), and because a jump of the server's clock makes every entry look abandoned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from chronosd.broker import consume, enqueue, server
+from chronosd.broker.commands import Command, Steps
+from chronosd.broker.keys import Namespace, QueueKeys
+from chronosd.errors import BrokerError
+from chronosd.log import get_logger
+from chronosd.supervisor.recoverer import Grace
+from chronosd.supervisor.steps import Done
+
+log = get_logger("chronosd.supervisor")
+
+_JUMP_S = 2.0
+"""More than a bounded round trip and a busy server explain."""
+
+
+class Groundwork:
+    """Registers the queues, keeps their groups, watches the server's clock."""
+
+    name = "groundwork"
+    interval_s = 1.0
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        queues: Sequence[QueueKeys],
+        grace: Grace,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._namespace = namespace
+        self._queues = queues
+        self._grace = grace
+        self._clock = clock
+        self._offset: float | None = None
+        self._warned: set[str] = set()
+        self.is_connection_new = True
+        """Set on every new connection: who is at the other end is asked again."""
+        self.is_laid = False
+        """Whether every queue has had its group since the daemon started."""
+
+    def run_once(self) -> Steps[Done]:
+        sent_at = self._clock()
+        commands: list[Command[Any]] = [
+            server.time(),
+            enqueue.register_queues(self._namespace, [queue.name for queue in self._queues]),
+            *(consume.create_group(queue) for queue in self._queues),
+        ]
+        if self.is_connection_new:
+            commands.append(server.info())
+        replies = yield commands
+        server_time, registered, *groups = replies
+        if self.is_connection_new:
+            info = groups.pop()
+            if not isinstance(info, BrokerError):
+                self._meet(info)
+            self.is_connection_new = False
+        if not isinstance(server_time, BrokerError):
+            self._watch_clock(server_time, sent_at)
+        errors: dict[str, BrokerError] = {}
+        if isinstance(registered, BrokerError):
+            errors[""] = registered
+        created = 0
+        for queue, reply in zip(self._queues, groups, strict=True):
+            if isinstance(reply, BrokerError):
+                errors[queue.name] = reply
+            elif reply:
+                created += 1
+                if self.is_laid:
+                    log.warning("consumer group had vanished, made again", queue=queue.name)
+        if not errors and not self.is_laid:
+            self.is_laid = True
+        return Done({"groups_created": created} if len(errors) < len(self._queues) else {}, None, errors)
+
+    def _watch_clock(self, server_time: float, sent_at: float) -> None:
+        now = self._clock()
+        # The middle of the round trip, so that half of a slow one is not taken for a jump.
+        offset = server_time - (sent_at + now) / 2
+        if self._offset is not None and abs(offset - self._offset) > _JUMP_S:
+            self._grace.begin("the server's clock jumped", now)
+        self._offset = offset
+
+    def _meet(self, info: server.ServerInfo) -> None:
+        """Warns, once each, of what can lose tasks; notices a server that has just come up."""
+        if info.maxmemory_policy not in ("", "noeviction"):
+            self._warn(
+                "the server may evict tasks: set maxmemory-policy to noeviction",
+                maxmemory_policy=info.maxmemory_policy,
+            )
+        if info.has_aof is False:
+            self._warn("the server has no append-only file: its restart loses accepted tasks")
+        if info.uptime_s is not None and info.uptime_s < self._grace.length_s:
+            self._grace.begin("the server has just started", self._clock())
+
+    def _warn(self, event: str, **facts: str) -> None:
+        if event not in self._warned:
+            self._warned.add(event)
+            log.warning(event, **facts)

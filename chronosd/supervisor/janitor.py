@@ -1,0 +1,60 @@
+"""Keeps archived and completed tasks within their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chronosd.broker import sweep
+from chronosd.broker.commands import BATCH, Steps
+from chronosd.broker.keys import QueueKeys
+from chronosd.config.schema import JanitorConfig
+from chronosd.errors import BrokerError
+from chronosd.log import get_logger
+from chronosd.states import State
+from chronosd.supervisor.steps import Done
+
+log = get_logger("chronosd.supervisor")
+
+
+class Janitor:
+    """One pass deletes batches until every set is within its limits; 0 is no limit."""
+
+    name = "janitor"
+
+    def __init__(self, queues: Sequence[QueueKeys], limits: JanitorConfig) -> None:
+        self.interval_s = limits.interval
+        self._sets: list[tuple[QueueKeys, State, float | None, int]] = []
+        for queue in queues:
+            age_s = limits.archived_retention or None
+            self._sets.append((queue, State.ARCHIVED, age_s, limits.max_archived))
+            # The completed set is scored by expiry: what is 0 s past it has had its retention.
+            self._sets.append((queue, State.COMPLETED, 0.0, limits.max_completed))
+
+    def run_once(self) -> Steps[Done]:
+        counts = {"expired": 0, "trimmed": 0}
+        errors: dict[str, BrokerError] = {}
+        trimmed: dict[tuple[str, str], int] = {}
+        open_ = list(self._sets)
+        limit = max(1, BATCH // max(len(open_), 1))
+        while open_:
+            replies = yield [
+                sweep.trim(queue, state, age_s, keep, limit) for queue, state, age_s, keep in open_
+            ]
+            unfinished = []
+            for item, reply in zip(open_, replies, strict=True):
+                queue, state = item[0], item[1]
+                if isinstance(reply, BrokerError):
+                    errors[queue.name] = reply
+                    continue
+                counts["expired"] += reply.aged
+                counts["trimmed"] += reply.over
+                if reply.over:
+                    key = (queue.name, state.label)
+                    trimmed[key] = trimmed.get(key, 0) + reply.over
+                if reply.aged + reply.over >= limit:
+                    unfinished.append(item)
+            open_ = unfinished
+        for (name, label), count in trimmed.items():
+            # Not expiry: somebody may still have wanted these.
+            log.warning("tasks deleted to stay within a limit", queue=name, state=label, count=count)
+        return Done(counts if len(errors) < len(self._sets) else {}, None, errors)

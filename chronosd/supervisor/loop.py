@@ -1,0 +1,378 @@
+"""The supervisor's loop: signals, deaths, what workers say, timers, and one round trip to Redis at a time.
+
+It reads from top to bottom: :meth:`Supervisor.run` is the loop, the ``handle_*`` methods are what can happen.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from chronosd.log import get_logger
+from chronosd.supervisor import process, signals
+from chronosd.supervisor.availability import Availability
+from chronosd.supervisor.fleet import EXIT_COULD_NOT_LOAD, Fleet, Worker
+from chronosd.supervisor.keeper import Keeper
+from chronosd.supervisor.notify import Notifier
+from chronosd.supervisor.overrun import Overruns
+from chronosd.supervisor.process import Exit
+from chronosd.supervisor.rounds import Rounds
+from chronosd.supervisor.verdict import Reason
+
+log = get_logger("chronosd.supervisor")
+
+EXIT_OK = 0
+EXIT_RUNTIME = 1
+EXIT_UNREACHABLE = 3
+
+_LONGEST_WAIT_S = 1.0
+_GAP_S = 2.5
+"""More than the loop's longest wait and a bounded round trip: the process was stopped, or starved."""
+_LAST_SETTLEMENTS_S = 2.0
+
+
+class Timed(Protocol):
+    """What has to be looked after at certain instants (monotonic) and never waits for anything."""
+
+    @property
+    def due_at(self) -> float: ...
+    def tick(self, now: float) -> None: ...
+
+
+class Supervisor:
+    """One run of the daemon, from the first fork to the exit code."""
+
+    def __init__(
+        self,
+        *,
+        startup_timeout_s: float,
+        shutdown_timeout_s: float,
+        kill_grace_s: float,
+        notifier: Notifier,
+        is_burst: bool = False,
+    ) -> None:
+        self._startup_timeout_s = startup_timeout_s
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._kill_grace_s = kill_grace_s
+        self._notifier = notifier
+        self._is_burst = is_burst
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals.fileno(), selectors.EVENT_READ, lambda: None)
+        self._started_at = time.monotonic()
+        self._turned_at = self._started_at
+        self._fed_at = 0.0
+        self._is_ready = False
+        self._stop_by: float | None = None
+        """When a stop under way gives up on Redis; None while nobody has asked for one."""
+        self._emptied_at: float | None = None
+        self._exit_code = EXIT_OK
+        self._is_over = False
+        self.fleet: Fleet
+        self.redis: Availability
+        self.rounds: Rounds
+        self.overruns: Overruns
+        self.keeper: Keeper | None = None
+
+    # -- the loop -----------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Runs until the daemon is to end; returns its exit code."""
+        while not self._is_over:
+            ready = self._selector.select(self._wait_s())
+            self.handle_gap()
+            for key, _ in ready:
+                # An earlier handler of this turn may have ended what this event is about.
+                if self._selector.get_map().get(key.fd) is key:
+                    key.data()
+            self.handle_signals()
+            self.handle_timers()
+            self.handle_redis()
+            self.handle_start()
+            self.handle_stop()
+            self.handle_systemd()
+        return self._exit_code
+
+    def _wait_s(self) -> float:
+        now = time.monotonic()
+        due_at = min(timed.due_at for timed in self._timed())
+        if self.redis.runner is not None:
+            due_at = min(due_at, self.rounds.due_at)
+        return min(max(due_at - now, 0.0), _LONGEST_WAIT_S)
+
+    def _timed(self) -> Sequence[Timed]:
+        timed: list[Timed] = [self.fleet, self.redis, self.overruns]
+        return timed if self.keeper is None else [*timed, self.keeper]
+
+    def handle_gap(self) -> None:
+        """The loop itself stood still: others may have taken our entries, and ours prove nothing."""
+        now = time.monotonic()
+        if now - self._turned_at > _GAP_S:
+            log.warning("supervisor stood still", seconds=round(now - self._turned_at, 1))
+            self.rounds.handle_outage("the supervisor stood still", now)
+        self._turned_at = now
+
+    def handle_timers(self) -> None:
+        """Forks, kills, probes and looks that are due."""
+        for timed in self._timed():
+            now = time.monotonic()
+            if timed.due_at <= now:
+                timed.tick(now)
+
+    def handle_redis(self) -> None:
+        """One round trip of whatever is due first."""
+        now = time.monotonic()
+        if self.redis.runner is None:
+            self.rounds.rest(now)
+            return
+        if self.redis.is_new:
+            self.redis.is_new = False
+            self.rounds.handle_connection(now)
+        if self.rounds.due_at > now:
+            return
+        error = self.rounds.advance(self.redis.runner, now)
+        if error is None:
+            self.redis.proved()
+        else:
+            now = time.monotonic()
+            self.redis.lost(error, now)
+            self.rounds.handle_outage("redis was away", now)
+
+    # -- start ----------------------------------------------------------------------------------------
+
+    def handle_start(self) -> None:
+        """Opens the gate when every worker is ready and the groups exist; gives up when time is up."""
+        if self._is_ready or self._stop_by is not None:
+            return
+        if self.fleet.all_ready and self.rounds.is_laid:
+            self._is_ready = True
+            self.fleet.open_gate()
+            self._notifier.ready(self.status())
+            log.info("ready", workers=len(self.fleet.places), took_s=round(self._age_s(), 3))
+        elif not self.rounds.is_laid and self._age_s() > self._startup_timeout_s:
+            why = self.redis.error or self.rounds.hindrance or "no answer"
+            log.error("redis unreachable, giving up", seconds=self._startup_timeout_s, error=why)
+            self._give_up(EXIT_UNREACHABLE)
+
+    def _give_up(self, code: int) -> None:
+        self._exit_code = code
+        self._begin_stop()
+        self.fleet.kill_all(Reason.STOP)
+
+    def _age_s(self) -> float:
+        return time.monotonic() - self._started_at
+
+    # -- workers --------------------------------------------------------------------------------------
+
+    def watch(self, worker: Worker) -> None:
+        """The fleet has forked a worker."""
+        self._selector.register(worker.child, selectors.EVENT_READ, partial(self.handle_death, worker))
+        self._selector.register(worker.link, selectors.EVENT_READ, partial(self.handle_word, worker))
+
+    def unwatch(self, worker: Worker) -> None:
+        """It is gone, and its descriptors are about to be closed."""
+        for registered in (worker.child, worker.link):
+            try:
+                self._selector.unregister(registered)
+            except (KeyError, ValueError):
+                pass  # its link had ended before it did
+
+    def handle_word(self, worker: Worker) -> None:
+        """A worker has said something, or closed its end."""
+        if not self.fleet.handle_link(worker):
+            self._selector.unregister(worker.link)
+
+    def handle_death(self, worker: Worker) -> None:
+        """A worker's pidfd is readable."""
+        self._selector.unregister(worker.child)
+        exit_ = worker.child.reap()
+        if exit_ is None:
+            self._selector.register(worker.child, selectors.EVENT_READ, partial(self.handle_death, worker))
+            return
+        now = time.monotonic()
+        self.fleet.handle_death(worker, exit_, now)
+        self.rounds.settle(worker, exit_, now)
+        if not self._is_ready and worker.reason is None and self._stop_by is None:
+            self.handle_failed_start(worker, exit_)
+        self.handle_chld(1)
+
+    def handle_failed_start(self, worker: Worker, exit_: Exit) -> None:
+        """A worker could not load, and none has run yet: the daemon says so instead of trying for ever.
+
+        One that somebody else killed did not fail by itself: it is replaced.
+        """
+        if worker.failure is not None:
+            code, error = worker.failure
+        elif exit_.signal in (signal.SIGKILL, signal.SIGTERM):
+            return
+        else:
+            code, error = exit_.code or EXIT_COULD_NOT_LOAD, f"{worker.name} {exit_} before it was ready"
+            code = code if code in (EXIT_COULD_NOT_LOAD, 78) else EXIT_COULD_NOT_LOAD
+        log.error("worker could not load", worker=worker.spec.index, error=error)
+        self._give_up(code)
+
+    # -- signals --------------------------------------------------------------------------------------
+
+    def handle_signals(self) -> None:
+        """Acts on what has come since the last turn, the most urgent first."""
+        for signum, count in signals.take():
+            getattr(self, f"handle_{signum.name.removeprefix('SIG').lower()}")(count)
+
+    def handle_quit(self, _count: int) -> None:
+        """Hands everything back and ends now."""
+        log.info("stopping at once", signal="SIGQUIT")
+        self._begin_stop()
+        self.fleet.kill_all(Reason.QUIT)
+
+    def handle_int(self, _count: int) -> None:
+        """Drains; the second one ends the drain."""
+        if self._stop_by is None:
+            self.handle_drain("SIGINT")
+        elif not self.fleet.is_empty:
+            log.warning("stopping at once, tasks are interrupted", signal="SIGINT")
+            self._exit_code = self._exit_code or EXIT_RUNTIME
+            self.fleet.kill_all(Reason.QUIT)
+
+    def handle_term(self, _count: int) -> None:
+        # Not twice: `timeout` and init programs send it to the process and again to its group.
+        if self._stop_by is None:
+            self.handle_drain("SIGTERM")
+
+    def handle_drain(self, why: str) -> None:
+        """No task starts any more, those that run may finish, and then the daemon ends."""
+        log.info("draining", signal=why, timeout_s=self._shutdown_timeout_s)
+        self._begin_stop()
+        self.fleet.drain(self._shutdown_timeout_s, self._kill_grace_s, time.monotonic())
+
+    def handle_chld(self, _count: int) -> None:
+        """Orphans of the workers land here, and on pid 1 everybody's: they are reaped and forgotten."""
+        process.reap_strangers(self._is_known)
+
+    def _is_known(self, pid: int) -> bool:
+        return self.fleet.by_pid(pid) is not None or (self.keeper is not None and self.keeper.is_child(pid))
+
+    def handle_usr1(self, _count: int) -> None:
+        """Logs what every worker is doing."""
+        self.overruns.describe()
+
+    def handle_ttin(self, _count: int) -> None:
+        """One worker more for each."""
+        for _ in range(_count):
+            self.fleet.grow()
+        log.info("workers", count=len(self.fleet.places))
+
+    def handle_ttou(self, _count: int) -> None:
+        """One worker less for each, never less than one."""
+        for _ in range(_count):
+            self.fleet.shrink()
+        log.info("workers", count=len(self.fleet.places))
+
+    def handle_tstp(self, _count: int) -> None:
+        """Stops fetching; what runs goes on."""
+        log.info("fetching stopped", signal="SIGTSTP")
+        self.fleet.quiet(True)
+
+    def handle_cont(self, _count: int) -> None:
+        """Fetches again. Also what a shell sends to a stopped process, which then was not quiet."""
+        if self.fleet.is_quiet:
+            log.info("fetching resumed", signal="SIGCONT")
+            self.fleet.quiet(False)
+
+    def handle_hup(self, _count: int) -> None:
+        log.warning("signal ignored: reload is not available in this version", signal="SIGHUP")
+
+    def handle_usr2(self, _count: int) -> None:
+        log.warning("signal ignored: rolling restart is not available in this version", signal="SIGUSR2")
+
+    # -- stop -----------------------------------------------------------------------------------------
+
+    def _begin_stop(self) -> None:
+        if self._stop_by is None:
+            self._stop_by = time.monotonic() + self._shutdown_timeout_s
+            self._notifier.stopping()
+            self.rounds.begin_stop()
+
+    def handle_stop(self) -> None:
+        """Over when every worker is gone and what they left is settled, or Redis gets no more time."""
+        if self._stop_by is None:
+            if self._is_burst and self._is_ready and self.rounds.is_drained:
+                self.handle_drain("burst")
+            return
+        if not self.fleet.is_empty:
+            return
+        now = time.monotonic()
+        if self._emptied_at is None:
+            self._emptied_at = now
+            self.rounds.hasten()
+        if self.rounds.is_settled:
+            self._is_over = True
+        elif now > max(self._stop_by, self._emptied_at + _LAST_SETTLEMENTS_S) or (
+            self.redis.runner is None and now > self._emptied_at + _LAST_SETTLEMENTS_S
+        ):
+            log.warning("tasks left for the next start to hand back: redis is away", error=self.redis.error)
+            self._is_over = True
+
+    def close(self) -> None:
+        """Ends everything that is left, whatever ended the loop."""
+        self.fleet.kill_all(Reason.QUIT)
+        self.redis.close()
+        self._selector.close()
+
+    def abandon(self) -> None:
+        """In a child: closes what is the supervisor's alone, through the objects that own it."""
+        self._selector.close()
+        self._notifier.close()
+        self.fleet.abandon()
+        self.redis.abandon()
+        self.rounds.abandon()
+        if self.keeper is not None:
+            self.keeper.abandon()
+
+    # -- systemd --------------------------------------------------------------------------------------
+
+    def handle_systemd(self) -> None:
+        """Says how things stand; feeds the watchdog while every step makes progress."""
+        now = time.monotonic()
+        period_s = 1.0 if self._notifier.watchdog_s is None else min(1.0, self._notifier.watchdog_s / 4)
+        if now - self._fed_at < period_s:
+            return
+        self._fed_at = now
+        if self._stop_by is None:
+            self._notifier.status(self.status())
+            if not self._is_ready:
+                self._notifier.extend_timeout(self._startup_timeout_s)
+        stuck = self.rounds.stuck(now)
+        if self._notifier.watchdog_s is not None and not stuck:
+            self._notifier.watchdog()
+
+    def status(self) -> str:
+        """One line on how things stand."""
+        line = f"{self.fleet.ready_count} of {len(self.fleet.places)} workers running"
+        if not self._is_ready:
+            line = "starting: " + line
+        if self.redis.error:
+            line += f"; redis is away: {self.redis.error}"
+        return line
+
+    def watch_probe(self, fd: int) -> None:
+        """The probe of Redis has begun."""
+        self._selector.register(fd, selectors.EVENT_READ, self._handle_probe)
+
+    def unwatch_probe(self, fd: int) -> None:
+        """It has ended."""
+        self._selector.unregister(fd)
+
+    def _handle_probe(self) -> None:
+        self.redis.handle_readable(time.monotonic())
+
+    def watch_server(self, pidfd: int) -> None:
+        """The embedded server runs."""
+        assert self.keeper is not None
+        self._selector.register(pidfd, selectors.EVENT_READ, self.keeper.handle_end)
+
+    def unwatch_fd(self, fd: int) -> None:
+        """The descriptor is about to be closed."""
+        self._selector.unregister(fd)

@@ -1,0 +1,177 @@
+"""Settles what dead workers left: on their boards, and pending for their consumers.
+
+The first settlement follows the death at once. It is repeated after 50 ms, 1 s, 5 s and one
+`recover_min_idle`, because a fetch that the dead worker had sent may still be executed; only the last repeat
+deletes the consumer. While Redis is away the work is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from chronosd.board import Board
+from chronosd.broker import sweep
+from chronosd.broker.commands import Steps
+from chronosd.broker.keys import Namespace
+from chronosd.broker.settle import Death, Fate, Policy, Settled, settle
+from chronosd.errors import Trouble
+from chronosd.log import get_logger
+from chronosd.supervisor.steps import Done
+from chronosd.supervisor.verdict import Entry
+
+log = get_logger("chronosd.supervisor")
+
+_REPEATS_S = (0.05, 1.0, 5.0)
+_COUNTED = ("acknowledged", "returned", "retried", "archived", "discarded", "dropped", "lost")
+
+
+@dataclass(slots=True, eq=False)
+class Estate:
+    """What one dead consumer left. Instants are monotonic."""
+
+    consumer: str
+    queues: tuple[str, ...]
+    fates: Mapping[Entry, Fate]
+    otherwise: Fate
+    death: Death
+    board: Board | None
+    due_at: float
+    repeats: list[float]
+    """The delays of the settlements still to come."""
+    on_closed: Callable[[], None] = lambda: None
+    is_settled: bool = False
+    """Whether it has been settled at least once."""
+
+
+class Recovery:
+    """All estates that are not closed."""
+
+    name = "recovery"
+    interval_s = 3600.0
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        min_idle_s: float,
+        policy: Policy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._namespace = namespace
+        self._min_idle_s = min_idle_s
+        self._policy = policy
+        self._clock = clock
+        self._estates: list[Estate] = []
+
+    def add(
+        self,
+        *,
+        consumer: str,
+        queues: Iterable[str],
+        fates: Mapping[Entry, Fate],
+        otherwise: Fate,
+        death: Death,
+        board: Board | None = None,
+        on_closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """A consumer is dead; its first settlement is due at once.
+
+        Args:
+            board: closed and unlinked at the end.
+            on_closed: called then.
+        """
+        self._estates.append(
+            Estate(
+                consumer,
+                tuple(queues),
+                fates,
+                otherwise,
+                death,
+                board,
+                due_at=self._clock(),
+                repeats=[*_REPEATS_S, self._min_idle_s],
+                on_closed=on_closed,
+            )
+        )
+
+    @property
+    def due_at(self) -> float:
+        """When the next settlement is due; monotonic."""
+        return min((estate.due_at for estate in self._estates), default=float("inf"))
+
+    @property
+    def open(self) -> int:
+        """How many are not closed."""
+        return len(self._estates)
+
+    @property
+    def unsettled(self) -> int:
+        """How many have not been settled even once."""
+        return sum(1 for estate in self._estates if not estate.is_settled)
+
+    def hasten(self) -> None:
+        """The daemon is stopping: each estate gets one more settlement, the last, shortly after its first."""
+        now = self._clock()
+        for estate in self._estates:
+            if not estate.is_settled:
+                estate.repeats = [_REPEATS_S[0]]
+            elif estate.repeats:
+                estate.due_at, estate.repeats = min(estate.due_at, now + _REPEATS_S[0]), []
+
+    def run_once(self) -> Steps[Done]:
+        """Settles the estate that is due first."""
+        estate = min(self._estates, key=lambda e: e.due_at, default=None)
+        if estate is None or estate.due_at > self._clock():
+            return Done(next_in_s=self._wait_s())
+        queues = {name: self._namespace.queue(name) for name in estate.queues}
+        began_at = self._clock()
+        settled = yield from settle(
+            queues, estate.consumer, estate.fates, estate.otherwise, estate.death, self._policy
+        )
+        counts = {name: getattr(settled, name) for name in _COUNTED}
+        self._report(estate, settled, counts, began_at)
+        # The stream of a queue that was flushed is gone, and with it everything to settle there.
+        errors = {
+            name: error for name, error in settled.errors.items() if error.trouble is not Trouble.RECREATE
+        }
+        if errors:
+            # The estate stays due. What was settled is not pending any more: a repeat does no harm.
+            estate.due_at = self._clock() + 1.0
+            return Done(counts, self._wait_s(), errors)
+        estate.is_settled = True
+        if estate.repeats:
+            estate.due_at = self._clock() + estate.repeats.pop(0)
+        else:
+            yield from self._close(estate)
+        return Done(counts, self._wait_s())
+
+    def _close(self, estate: Estate) -> Steps[None]:
+        # Only if nothing is pending, in one script per queue: to delete a consumer is to drop what it holds.
+        yield [sweep.drop_consumer(self._namespace.queue(name), estate.consumer) for name in estate.queues]
+        self._estates.remove(estate)
+        if estate.board is not None:
+            estate.board.close()
+            estate.board.unlink()
+        estate.on_closed()
+
+    def _report(self, estate: Estate, settled: Settled, counts: Mapping[str, int], began_at: float) -> None:
+        done = {name: count for name, count in counts.items() if count}
+        if done:
+            log.info(
+                "settled",
+                consumer=estate.consumer,
+                took_ms=round((self._clock() - began_at) * 1000, 1),
+                **done,
+            )
+        if settled.archived_ids:
+            log.error("archived", cause=estate.death.cause, task_ids=settled.archived_ids[:20])
+
+    def abandon(self) -> None:
+        """In a child: unmaps the boards of the dead."""
+        for estate in self._estates:
+            if estate.board is not None:
+                estate.board.close()
+
+    def _wait_s(self) -> float:
+        return min(max(self.due_at - self._clock(), 0.0), self.interval_s)
