@@ -8,7 +8,7 @@ The stages, each in a module of its own and each unaware of the next::
     tree       nodes to plain data with a place for each value: duplicates, merge keys, tags, expansions
     expand     ${VAR} and ${VAR:-default}
     shorthand  short forms to the long one, places moving along
-    schema     the keys, validated by pydantic; fields has the types of single values
+    schema     the keys, validated by pydantic; fields and names have the types of values
     checks     limits between keys; features not built yet
     report     pydantic's errors to sentences
 

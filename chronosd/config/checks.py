@@ -1,4 +1,8 @@
-"""What no single key can say: limits between keys, and features that this version does not have."""
+"""What no single key can say: limits between keys, and features that this version does not have.
+
+These look at the data rather than at the validated :class:`Config`, for they have their say even where
+another key is wrong; a value that is wrong by itself is passed over here.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +11,99 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from chronosd.config.nodes import Problem
-from chronosd.config.report import got
+from chronosd.config.report import at, got
 from chronosd.config.schema import NOT_YET, Config, RetryConfig
 from chronosd.config.tree import Loc, Tree
-from chronosd.durations import format_duration
+from chronosd.durations import format_duration, parse_duration
 
 
-def not_yet(tree: Tree) -> Iterator[Problem]:
-    """Keys of features that are not built yet and that hold anything but their default."""
+def check(tree: Tree) -> Iterator[Problem]:
+    """Every problem of a normalised tree that validation key by key cannot see."""
+    yield from _not_yet(tree)
+    yield from _nothing_to_run(tree)
+    yield from _heartbeat(tree)
+    yield from _backoff(tree)
+    yield from _two_passwords(tree)
+
+
+def _not_yet(tree: Tree) -> Iterator[Problem]:
     for pattern, defaults in NOT_YET:
-        for loc, value in _matches(tree.data, pattern, ()):
+        for loc in _matches(tree.data, pattern, ()):
+            value = at(tree.data, loc)
             if not any(type(value) is type(default) and value == default for default in defaults):
-                place = tree.place(loc)
-                yield Problem(place.mark, place.path, "not available in this version; leave it out")
+                yield _at_key(tree, loc, "not available in this version; leave it out")
 
 
-def across(tree: Tree, config: Config) -> Iterator[Problem]:
-    """Limits between keys, on a configuration whose single values are all right."""
-    if config.heartbeat_interval >= config.recover_min_idle / 2:
-        key = "heartbeat_interval" if "heartbeat_interval" in tree.data else "recover_min_idle"
-        place = tree.place((key,))
-        half = format_duration(config.recover_min_idle / 2)
-        found = got(tree, (key,)) if key == "heartbeat_interval" else "(got 10s, its default)"
-        text = f"must be shorter than half of recover_min_idle, {half} {found}"
-        yield Problem(place.mark, "heartbeat_interval", text)
-    yield from _backoff(tree, ("retry",), config.retry)
-    for kind, handler in config.handlers.items():
-        if "retry" in handler.model_fields_set:
-            yield from _backoff(tree, ("handlers", kind, "retry"), handler.retry)
-    if not config.handlers and not config.handler_modules:
-        place = tree.place(("handlers",))
-        yield Problem(place.mark, place.path, "must not be empty")
-    if config.redis.password_file is not None and urlsplit(config.redis.url).password is not None:
-        place = tree.place(("redis", "password_file"))
-        yield Problem(place.mark, place.path, "the URL already contains a password; keep one of the two")
+def _nothing_to_run(tree: Tree) -> Iterator[Problem]:
+    # queues, which have no second form after normalisation, are left to the schema
+    if tree.data.get("handlers") == {} and not tree.data.get("handlers[]"):
+        yield _at_key(tree, ("handlers",), "must not be empty")
 
 
-def _backoff(tree: Tree, loc: Loc, retry: RetryConfig) -> Iterator[Problem]:
-    if retry.base > retry.cap:
-        place = tree.place((*loc, "base"))
-        text = f"must not be longer than cap, {format_duration(retry.cap)}"
-        found = got(tree, (*loc, "base")) if (*loc, "base") in tree.places else "(got the default)"
-        yield Problem(place.mark, place.path, f"{text} {found}")
+def _heartbeat(tree: Tree) -> Iterator[Problem]:
+    beat, idle = ("heartbeat_interval",), ("recover_min_idle",)
+    beat_s, idle_s = (_seconds(tree, loc, Config.model_fields[loc[0]].default) for loc in (beat, idle))
+    if beat_s is not None and idle_s is not None and beat_s >= idle_s / 2:
+        text = f"must be shorter than half of recover_min_idle, {format_duration(idle_s / 2)}"
+        yield _between(tree, beat, idle, text, beat_s)
 
 
-def _matches(data: Any, pattern: tuple[str, ...], loc: Loc) -> Iterator[tuple[Loc, Any]]:
+def _backoff(tree: Tree) -> Iterator[Problem]:
+    def limits(loc: Loc, base: float | None, cap: float | None) -> tuple[float | None, float | None]:
+        return _seconds(tree, (*loc, "base"), base), _seconds(tree, (*loc, "cap"), cap)
+
+    fields = RetryConfig.model_fields
+    everywhere = limits(("retry",), fields["base"].default, fields["cap"].default)
+    own = [("handlers", kind, "retry") for kind in _mapping(tree.data.get("handlers"))]
+    for loc in (("retry",), *own):
+        base, cap = everywhere if loc == ("retry",) else limits(loc, *everywhere)
+        if _mapping(at(tree.data, loc)) and base is not None and cap is not None and base > cap:
+            text = f"must not be longer than cap, {format_duration(cap)}"
+            yield _between(tree, (*loc, "base"), (*loc, "cap"), text, base)
+
+
+def _two_passwords(tree: Tree) -> Iterator[Problem]:
+    redis = _mapping(tree.data.get("redis"))
+    try:
+        twice = redis.get("password_file") and urlsplit(redis.get("url", "")).password is not None
+    except (ValueError, TypeError, AttributeError):
+        return  # no URL at all: said elsewhere
+    if twice:
+        text = "the URL already contains a password; keep one of the two"
+        yield _at_key(tree, ("redis", "password_file"), text)
+
+
+def _at_key(tree: Tree, loc: Loc, text: str) -> Problem:
+    place = tree.place(loc)
+    return Problem(place.mark, place.path, text)
+
+
+def _between(tree: Tree, loc: Loc, other: Loc, text: str, value_s: float) -> Problem:
+    """A problem of ``loc`` with ``other``, at the one of them that stands in the file."""
+    if loc in tree.places:
+        return _at_key(tree, loc, f"{text} {got(tree, loc)}")
+    return Problem(
+        tree.place(other).mark, tree.place(loc).path, f"{text} (got {format_duration(value_s)} by default)"
+    )
+
+
+def _seconds(tree: Tree, loc: Loc, default: float | None) -> float | None:
+    """The duration at ``loc``, ``default`` where there is none, None where it is wrong by itself."""
+    if loc not in tree.places:
+        return default
+    try:
+        return parse_duration(at(tree.data, loc))
+    except ValueError:
+        return None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _matches(data: Any, pattern: tuple[str, ...], loc: Loc) -> Iterator[Loc]:
     if not pattern:
-        yield loc, data
+        yield loc
         return
     if isinstance(data, dict):
         for key in data if pattern[0] == "*" else (pattern[0],):

@@ -46,14 +46,14 @@ def text() -> str:
 def _property(value: dict[str, Any]) -> dict[str, Any]:
     """One key: pydantic's spelling of limits and titles replaced, expansion allowed in single values."""
     value = {key: part for key, part in _plain(value).items() if key != "title"}
-    outside = {key: value.pop(key) for key in ("description", "default") if key in value}
+    outside: dict[str, Any] = {key: value.pop(key) for key in ("description", "default") if key in value}
     if isinstance(outside.get("default"), dict):
         del outside["default"]  # the parts of a section carry their own
     if value.get("type") == "array":
         value["items"] = _property(value["items"])
     if not value or "$ref" in value or value.get("type") in ("object", "array"):
         return {**value, **outside}
-    choices = value["anyOf"] if "anyOf" in value else [value]
+    choices = value.get("anyOf", [value])
     if all("$ref" in choice or choice == {"type": "null"} for choice in choices):
         return {"anyOf": choices, **outside}
     return {"anyOf": [*choices, _EXPANSION], **outside}

@@ -67,14 +67,12 @@ def _validate(tree: Tree) -> Config | None:
             tree.problems.append(Problem(tree.place(()).mark, "", text))
         return None
     shorthand.normalise(tree)
-    tree.problems.extend(checks.not_yet(tree))
+    tree.problems.extend(checks.check(tree))
     try:
-        config = _with_defaults(Config.model_validate(tree.data))
+        return _with_defaults(Config.model_validate(tree.data))
     except ValidationError as error:
         tree.problems.extend(report.problems(tree, error.errors(include_url=False)))
         return None
-    tree.problems.extend(checks.across(tree, config))
-    return config
 
 
 def _with_defaults(config: Config) -> Config:

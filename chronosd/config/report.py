@@ -13,11 +13,11 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from chronosd.config.expand import Expanded
-from chronosd.config.nodes import Problem
+from chronosd.config.nodes import Problem, plain_value
 from chronosd.config.schema import Config
 from chronosd.config.tree import Loc, Tree, is_broken
 
-_FORMS: dict[tuple[str, ...], str] = {
+_FORMS: dict[Loc, str] = {
     ("redis",): "a URL or a mapping with a url",
     ("queues",): "a mapping of queues or a list of queue names",
     ("queues", "*"): "a weight or a mapping",
@@ -26,7 +26,10 @@ _FORMS: dict[tuple[str, ...], str] = {
 }
 """What may stand where there are shorthands; elsewhere a section is just a mapping."""
 
-_PASSWORD = re.compile(r"(://[^/@\s]*:)[^/\s]*@")
+_YAML_1_1 = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+_YAML_1_1 |= {"true": "true", "false": "false"}  # in quotes, or in odd case
+# up to the last @: a password that should have been percent-encoded may contain anything
+_PASSWORD = re.compile(r"(://[^:/@\s]*:).*@|(\bpassword=)[^&]*", re.DOTALL)
 
 
 def problems(tree: Tree, errors: Iterable[ErrorDetails]) -> list[Problem]:
@@ -34,7 +37,7 @@ def problems(tree: Tree, errors: Iterable[ErrorDetails]) -> list[Problem]:
     found = []
     for error in errors:
         loc = tuple(step for step in error["loc"] if step != "[key]")
-        if any(is_broken(_at(tree.data, loc[:size])) for size in range(1, len(loc) + 1)):
+        if any(is_broken(at(tree.data, loc[:size])) for size in range(1, len(loc) + 1)):
             continue
         place = tree.place(loc)
         found.append(Problem(place.mark, place.path, _sentence(tree, loc, error)))
@@ -46,7 +49,7 @@ def got(tree: Tree, loc: Loc) -> str:
     place = tree.places.get(loc)
     if place and place.written is not None:
         return f"(got the value of {_quoted(place.written)})"
-    return f"(got {show(_at(tree.data, loc))})"
+    return f"(got {show(at(tree.data, loc))})"
 
 
 def show(value: object) -> str:
@@ -68,7 +71,7 @@ def show(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    text = _PASSWORD.sub(r"\1***@", text)
+    text = _PASSWORD.sub(lambda match: f"{match[1]}***@" if match[1] else f"{match[2]}***", text)
     return json.dumps(text if len(text) <= 60 else text[:57] + "...", ensure_ascii=not text.isprintable())
 
 
@@ -76,11 +79,19 @@ def _sentence(tree: Tree, loc: Loc, error: ErrorDetails) -> str:
     kind = error["type"]
     context = error.get("ctx", {})
     if kind == "missing":
-        return "is required"
+        return f"is required: {_FORMS[loc]}" if loc in _FORMS else "is required"
     if kind == "extra_forbidden":
-        return unknown_key(str(loc[-1]), _known_keys(loc[:-1]))
+        return unknown_key(_written_key(tree, loc), _known_keys(loc[:-1]))
     if "[key]" in error["loc"]:
-        return str(context.get("error", error["msg"]))
+        sentence, place = str(context["error"]), tree.place(loc)
+        # the path ends in the key, but for a list of names
+        return (
+            f"{sentence} (got {_quoted(place.written or str(loc[-1]))})"
+            if place.path[-1] == "]"
+            else sentence
+        )
+    if kind == "too_short":
+        return "must not be empty"
     return f"{_expectation(loc, kind, context)} {got(tree, loc)}{_hint(tree, loc, kind, context)}"
 
 
@@ -104,18 +115,23 @@ def _expectation(loc: Loc, kind: str, context: dict[str, Any]) -> str:
             return "must be a list"
         case "dict_type" | "model_type":
             return f"must be {form(loc)}"
-        case "too_short":
-            return "must not be empty"
     raise AssertionError(f"no sentence for {kind} at {loc}: add one")
 
 
 def _hint(tree: Tree, loc: Loc, kind: str, context: dict[str, Any]) -> str:
-    value = _at(tree.data, loc)
-    if kind != "literal_error" or not isinstance(value, str) or isinstance(value, Expanded):
+    value = at(tree.data, loc)
+    if not isinstance(value, str) or isinstance(value, Expanded):
         return ""
-    choices = re.findall(r"'([^']*)'", str(context["expected"]))
-    near = get_close_matches(value.lower(), choices, 1)
-    return f'; did you mean "{near[0]}"?' if near else ""
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", str(context["expected"]))
+        near = get_close_matches(value.lower(), choices, 1)
+        return f'; did you mean "{near[0]}"?' if near else ""
+    if kind.startswith("bool_"):
+        word = _YAML_1_1.get(value.lower())
+        return f"; write {word}" if word else ""
+    # quotes make text of a number, and so does a thousands separator
+    bare = value.replace("_", "").replace(",", "")
+    return f"; write {bare}" if kind.startswith("int_") and isinstance(plain_value(bare), int) else ""
 
 
 def form(loc: Loc) -> str:
@@ -126,16 +142,21 @@ def form(loc: Loc) -> str:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """``unknown key "wieght"; did you mean "weight"?``"""
+    """``unknown key "wieght"; did you mean "weight"?`` for a key as a path shows it."""
     known = list(known)
-    shown = key if len(key) <= 60 else key[:57] + "..."
-    text = f"unknown key {json.dumps(shown, ensure_ascii=not shown.isprintable())}"
+    text = f"unknown key {key}" if key.startswith('"') else f'unknown key "{key}"'
     near = get_close_matches(key.lower(), known, 1)
     if near:
         return f'{text}; did you mean "{near[0]}"?'
     if len(known) <= 8:
         return f"{text}; known here: {', '.join(known)}"
     return text
+
+
+def _written_key(tree: Tree, loc: Loc) -> str:
+    """The key as the file has it: what a ``${VAR}`` in it expands to is not shown."""
+    above = tree.place(loc[:-1]).path
+    return tree.place(loc).path[len(above) + 1 if above else 0 :]
 
 
 def _known_keys(loc: Loc) -> list[str]:
@@ -158,7 +179,8 @@ def _model_in(annotation: Any) -> Any:
     return annotation
 
 
-def _at(data: Any, loc: Loc) -> Any:
+def at(data: Any, loc: Loc) -> Any:
+    """The value at ``loc``, None where there is none."""
     for step in loc:
         try:
             data = data[step]

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from chronosd.config import fields as f
+from chronosd.config import names as n
 from chronosd.durations import parse_duration, parse_size
 from chronosd.errors import ConfigError
 
@@ -36,11 +37,11 @@ class _Section(BaseModel):
 class RedisConfig(_Section):
     """Where Redis or Valkey is."""
 
-    url: f.RedisUrl = _key(
+    url: n.RedisUrl = _key(
         "redis://127.0.0.1:6379/0",
         "redis://, rediss://, unix://, or embedded:// for a server that chronosd starts itself",
     )
-    password_file: f.FilePath | None = _key(
+    password_file: n.FilePath | None = _key(
         None, "file with the password; default: $CREDENTIALS_DIRECTORY/redis-password if there is one"
     )
 
@@ -79,7 +80,7 @@ class QueueConfig(_Section):
     max_in_flight: Annotated[f.Whole, Field(ge=1, le=1_000_000)] | None = _key(
         None, "tasks of this queue that run at once in the whole cluster"
     )
-    rate_limit: f.Rate | None = _key(None, "tasks started per time in the whole cluster, such as 100/s")
+    rate_limit: n.Rate | None = _key(None, "tasks started per time in the whole cluster, such as 100/s")
 
 
 class RetryConfig(_Section):
@@ -92,7 +93,7 @@ class RetryConfig(_Section):
 class HandlerConfig(_Section):
     """What runs for one kind of task."""
 
-    path: f.ImportPath = Field(alias="import", description="import path module:attribute of the function")
+    path: n.ImportPath = Field(alias="import", description="import path module:attribute of the function")
     timeout: Annotated[float, f.Seconds(least=0.001)] = _duration(
         "30m", "time one attempt may take; default: the top-level timeout"
     )
@@ -102,19 +103,19 @@ class HandlerConfig(_Section):
 class DeadLetterConfig(_Section):
     """The task enqueued for each task that is archived."""
 
-    kind: f.KindName = Field(description="kind of the task to enqueue")
-    queue: f.QueueName = _key("default", "queue to enqueue it to")
+    kind: n.KindName = Field(description="kind of the task to enqueue")
+    queue: n.QueueName = _key("default", "queue to enqueue it to")
 
 
 class ScheduleConfig(_Section):
     """A task enqueued again and again; exactly one of cron and every."""
 
-    kind: f.KindName = Field(description="kind of the task to enqueue")
-    cron: f.Text | None = _key(None, "five cron fields, such as 0 3 * * *")
+    kind: n.KindName = Field(description="kind of the task to enqueue")
+    cron: n.Text | None = _key(None, "five cron fields, such as 0 3 * * *")
     every: Annotated[float, f.Seconds(least=1.0)] | None = _key(None, "interval, such as 30s")
-    timezone: f.Text | None = _key(None, "time zone of the cron fields, such as Europe/Berlin; default UTC")
+    timezone: n.Text | None = _key(None, "time zone of the cron fields, such as Europe/Berlin; default UTC")
     args: Any = _key({}, "arguments of the task; ${VAR} is not expanded here")
-    queue: f.QueueName = _key("default", "queue to enqueue it to")
+    queue: n.QueueName = _key("default", "queue to enqueue it to")
     misfire: Annotated[Literal["skip", "fire_once"], f.Word] = _key(
         "skip", "what to do with times that passed while no daemon ran"
     )
@@ -145,7 +146,7 @@ class JanitorConfig(_Section):
 class HttpConfig(_Section):
     """The web process: health, metrics, dashboard."""
 
-    listen: f.Listen = Field(description="address and port, such as 127.0.0.1:9980")
+    listen: n.Listen = Field(description="address and port, such as 127.0.0.1:9980")
 
 
 class LogConfig(_Section):
@@ -171,28 +172,28 @@ class Source:
 class Config(_Section):
     """A validated chronos.yaml. Frozen; equal to another that would run the same from the same place."""
 
-    namespace: f.Namespace = _key("chronos", "prefix of every key in Redis")
-    name: f.InstanceName | None = _key(None, "tells two daemons on one host apart")
-    pythonpath: tuple[f.FilePath, ...] = _key(
+    namespace: n.Namespace = _key("chronos", "prefix of every key in Redis")
+    name: n.InstanceName | None = _key(None, "tells two daemons on one host apart")
+    pythonpath: tuple[n.FilePath, ...] = _key(
         (".",), "directories, relative to this file, that handlers are imported from"
     )
-    setup: f.ImportPath | None = _key(None, "called before handlers are imported, such as django:setup")
+    setup: n.ImportPath | None = _key(None, "called before handlers are imported, such as django:setup")
     redis: RedisConfig = _key(RedisConfig(), "where Redis or Valkey is; a bare URL will do")
     workers: f.Workers = _key(2, "worker processes; auto is one per CPU")
     concurrency: Annotated[f.Whole, Field(ge=1, le=10_000)] = _key(64, "tasks in flight per worker")
-    queues: Annotated[dict[f.QueueName, QueueConfig], Field(min_length=1)] = Field(
+    queues: Annotated[dict[n.QueueName, QueueConfig], Field(min_length=1)] = Field(
         description="the queues to serve, by name; a bare number is the weight, a list gives each weight 1"
     )
     strict_priority: f.Flag = _key(False, "drain heavier queues first instead of sharing by weight")
-    handlers: dict[f.KindName, HandlerConfig] = Field(
+    handlers: dict[n.KindName, HandlerConfig] = Field(
         description="import path by kind, or a list of modules whose decorated functions register"
     )
-    handler_modules: tuple[f.ModuleName, ...] = Field(default=(), alias="handlers[]")
+    handler_modules: tuple[n.ModuleName, ...] = Field(default=(), alias="handlers[]")
     """The list form of ``handlers``. The alias can stand for no key that a person would write."""
-    middleware: tuple[f.ImportPath, ...] = _key((), "wrapped around every handler, outermost first")
-    lifespan: f.ImportPath | None = _key(None, "async context manager per worker; its value is task.state")
+    middleware: tuple[n.ImportPath, ...] = _key((), "wrapped around every handler, outermost first")
+    lifespan: n.ImportPath | None = _key(None, "async context manager per worker; its value is task.state")
     on_dead_letter: DeadLetterConfig | None = _key(None, "task enqueued for each task that is archived")
-    schedules: dict[f.Text, ScheduleConfig] = _key({}, "tasks enqueued at times, by name")
+    schedules: dict[n.Text, ScheduleConfig] = _key({}, "tasks enqueued at times, by name")
     timeout: Annotated[float, f.Seconds(least=0.001)] = _duration("30m", "time one attempt may take")
     startup_timeout: Annotated[float, f.Seconds(least=0.1)] = _duration(
         "60s", "how long start-up waits for Redis and for the workers"
@@ -231,7 +232,7 @@ class Config(_Section):
     recycle: RecycleConfig = _key(RecycleConfig(), "when a worker is replaced by a fresh one")
     janitor: JanitorConfig = _key(JanitorConfig(), "what is deleted of tasks that have ended")
     http: HttpConfig | None = _key(None, "starts the web process")
-    control_socket: f.SocketPath | None = _key(
+    control_socket: n.SocketPath | None = _key(
         None, "default: in $RUNTIME_DIRECTORY, else $XDG_RUNTIME_DIR, else beside this file"
     )
     log: LogConfig = _key(LogConfig(), "what is logged and how")

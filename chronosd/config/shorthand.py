@@ -11,6 +11,7 @@ from typing import Any
 
 from chronosd.config.expand import Expanded
 from chronosd.config.nodes import Problem
+from chronosd.config.report import show
 from chronosd.config.tree import Loc, Tree, is_broken
 
 MODULES = "handlers[]"
@@ -59,7 +60,9 @@ def _named(tree: Tree, queues: list[Any]) -> dict[str, Any]:
             tree.places.setdefault(("queues", name), place)
             named.setdefault(name, {})
         elif not is_broken(name):
-            tree.problems.append(Problem(place.mark, place.path, "must be the name of a queue"))
+            tree.problems.append(
+                Problem(place.mark, place.path, f"must be the name of a queue (got {show(name)})")
+            )
     return named
 
 
