@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, overload
@@ -34,7 +34,7 @@ class Kind(Generic[T]):
         InvalidTask: the name is empty.
     """
 
-    __slots__ = ("args_type", "name", "options")
+    __slots__ = ("args_type", "discard", "max_retry", "name", "queue", "retention")
 
     @overload
     def __init__(
@@ -44,7 +44,6 @@ class Kind(Generic[T]):
         *,
         queue: str | None = None,
         max_retry: int | None = None,
-        delay: str | float | timedelta | None = None,
         retention: str | float | timedelta | None = None,
         discard: bool | None = None,
     ) -> None: ...
@@ -56,7 +55,6 @@ class Kind(Generic[T]):
         *,
         queue: str | None = None,
         max_retry: int | None = None,
-        delay: str | float | timedelta | None = None,
         retention: str | float | timedelta | None = None,
         discard: bool | None = None,
     ) -> None: ...
@@ -68,7 +66,6 @@ class Kind(Generic[T]):
         *,
         queue: str | None = None,
         max_retry: int | None = None,
-        delay: str | float | timedelta | None = None,
         retention: str | float | timedelta | None = None,
         discard: bool | None = None,
     ) -> None:
@@ -76,14 +73,10 @@ class Kind(Generic[T]):
             raise InvalidTask(f"a kind's name must be a non-empty string (got {name!r})")
         self.name = name
         self.args_type: Any = Any if args is None else args
-        given = {
-            "queue": queue,
-            "max_retry": max_retry,
-            "delay": delay,
-            "retention": retention,
-            "discard": discard,
-        }
-        self.options: Mapping[str, Any] = {key: value for key, value in given.items() if value is not None}
+        self.queue = queue
+        self.max_retry = max_retry
+        self.retention = retention
+        self.discard = discard
 
     def handler(self, func: Callable[[Task[T]], R]) -> Callable[[Task[T]], R]:
         """Declares ``func`` as the handler of this kind and returns it unchanged.
@@ -105,18 +98,23 @@ class Kind(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
+    """One use of `Kind.handler`."""
+
     kind: Kind[Any]
     func: Any
     module: str
+    """The module in which it was used."""
 
     @property
     def source(self) -> str:
+        """Where the function is, for people."""
         return f"{self.module}:{getattr(self.func, '__qualname__', type(self.func).__name__)}"
 
 
 declarations: list[Declaration] = []
+"""Every declaration of this process, in order."""
 
 
-def declared_handler(kind: str) -> Any:
-    """The function that was declared last for ``kind``; None without one. For tests that run tasks inline."""
-    return next((one.func for one in reversed(declarations) if one.kind.name == kind), None)
+def declared(kind: str) -> Declaration | None:
+    """The last declaration for the kind of this name."""
+    return next((one for one in reversed(declarations) if one.kind.name == kind), None)

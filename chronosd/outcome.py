@@ -124,7 +124,8 @@ def _from_exception(exc: BaseException) -> Outcome:
 def _postponed(exc: RetryIn) -> Outcome:
     """A delay that is no duration fails the attempt with ordinary backoff: the task must not be lost."""
     try:
-        delay_s = parse_duration(exc.delay)
+        huge = isinstance(exc.delay, int | float) and exc.delay > MAX_DELAY_S
+        delay_s = MAX_DELAY_S if huge else parse_duration(exc.delay)
     except Exception as problem:
         return Failed(_bounded(f"RetryIn with an unusable delay ({describe(problem)}): {describe(exc)}"))
     return Postponed(min(max(delay_s, MIN_DELAY_S), MAX_DELAY_S), bool(exc.charge), describe(exc))

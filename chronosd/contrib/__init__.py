@@ -1,0 +1,1 @@
+"""Pieces for one framework each; nothing else in chronosd imports them."""
