@@ -153,8 +153,10 @@ class EmbeddedServer:
         """
         deadline = time.monotonic() + timeout_s
         try:
+            self.begin()
             while True:
-                self.begin()
+                if not self.owned:  # ours is not begun twice: that would hide why it ended
+                    self.begin()
                 if self.ready():
                     return self
                 if time.monotonic() >= deadline:
