@@ -1,0 +1,84 @@
+"""From exceptions to exit codes: a user's mistake is one line on stderr, a fault of ours a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import click
+
+from chronosd.errors import (
+    BrokerUnavailable,
+    ChronosError,
+    ConfigError,
+    InvalidTask,
+)
+
+OK = 0
+RUNTIME = 1
+USAGE = 2
+UNREACHABLE = 3
+"""Redis does not answer."""
+NOT_LOADED = 4
+"""A worker could not load its handlers."""
+CONFIG = 78
+"""The configuration or an import is wrong (EX_CONFIG)."""
+INTERRUPTED = 130
+
+
+def guarded(command: Callable[[], int | None]) -> int:
+    """Runs ``command``; returns its exit code, or that of what it raised, which is printed."""
+    try:
+        code = command()
+        sys.stdout.flush()  # here, where a reader that has gone away can still be caught
+        return code or OK
+    except BrokenPipeError:
+        # `... | head`: the reader has what it wanted. Python flushes stdout once more at its exit.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except click.UsageError as exc:
+        name = exc.ctx.command_path if exc.ctx else "chronosd"
+        return _say([f"{name}: {_sentence(exc.format_message())}; see `{name} --help`"], USAGE)
+    except click.ClickException as exc:
+        return _say([f"chronosd: {exc.format_message()}"], RUNTIME)
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except ConfigError as exc:
+        return _say(exc.problems, CONFIG)
+    except ChronosError as exc:
+        return _say([f"chronosd: {explain(exc)}"], code_of(exc))
+    except OSError as exc:
+        if exc.filename is None:  # not about a file that somebody named: a fault
+            raise
+        return _say([f"chronosd: {exc.filename}: {exc.strerror}"], RUNTIME)
+
+
+def code_of(exc: ChronosError) -> int:
+    """The exit code for an error of the library."""
+    if isinstance(exc, BrokerUnavailable):
+        return UNREACHABLE
+    return USAGE if isinstance(exc, InvalidTask) else RUNTIME
+
+
+def explain(exc: ChronosError) -> str:
+    """The error in one line."""
+    return " ".join(str(exc).split()) or type(exc).__name__
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split()).rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _say(lines: Sequence[str], code: int) -> int:
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        for line in lines:
+            print(line, file=sys.stderr)
+    return code

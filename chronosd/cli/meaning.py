@@ -1,0 +1,116 @@
+"""What the settings of a file mean when they act together, in sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chronosd.cli.output import span
+from chronosd.config.schema import Config
+from chronosd.log import mask
+
+MAX_RETRY = 25
+"""What a task has unless its producer says otherwise."""
+
+
+def describe(config: Config, handlers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Pairs of a subject and a sentence."""
+    sync = sum(not one["async"] for one in handlers.values())
+    tasks = config.workers * config.concurrency
+    threads = f"; sync kinds: up to {tasks} threads" if sync else ""
+    return [
+        ("server", f"{mask(config.redis.url)}, keys under {config.namespace}:"),
+        (
+            "at once",
+            f"{_count(config.workers, 'worker')} with {_count(config.concurrency, 'task')} each:"
+            f" up to {_count(tasks, 'task')}{threads}",
+        ),
+        ("order", _order(config)),
+        ("retries", _retries(config, handlers)),
+        ("timeout", _timeout(config)),
+        (
+            "crashes",
+            f"a task that has killed its worker {_times(config.max_crashes)} is archived,"
+            " whatever retries it has left",
+        ),
+        (
+            "lost hosts",
+            f"tasks of a host that falls silent are taken over after {span(config.recover_min_idle)}"
+            f" to {span(config.recover_min_idle + config.recover_interval)}",
+        ),
+        (
+            "stopping",
+            f"running tasks may finish for {span(config.shutdown_timeout)}; the rest starts again later",
+        ),
+        ("deleting", _deleting(config)),
+    ]
+
+
+def total_backoff_s(base_s: float, cap_s: float, retries: int) -> float:
+    """The longest that all waits of a task together can be; on average it is half of that (full jitter)."""
+    total = 0.0
+    for retried in range(retries):
+        total += min(base_s * 2.0 ** min(retried, 60), cap_s)
+    return total
+
+
+def _order(config: Config) -> str:
+    if len(config.queues) == 1:
+        return "one queue, first in, first out"
+    by_weight = sorted(config.queues, key=lambda name: -config.queues[name].weight)
+    if config.strict_priority:
+        return f"strictly {' before '.join(by_weight)}: a later one waits while an earlier one has work"
+    return "by weight while every queue has work; the share of an idle queue goes to the others"
+
+
+def _retries(config: Config, handlers: dict[str, Any]) -> str:
+    longest = total_backoff_s(config.retry.base, config.retry.cap, MAX_RETRY)
+    text = (
+        f"the {MAX_RETRY} a task has by default end after about {span_about(longest / 2)}"
+        f" (at most {span_about(longest)} of waiting); then it is archived"
+    )
+    others = [
+        f"{kind} after about {span_about(_longest_s(one) / 2)}"
+        for kind, one in handlers.items()
+        if (one["retry_base_s"], one["retry_cap_s"]) != (config.retry.base, config.retry.cap)
+    ]
+    return text + (f"; {', '.join(others)}" if others else "")
+
+
+def _longest_s(handler: dict[str, Any]) -> float:
+    return total_backoff_s(handler["retry_base_s"], handler["retry_cap_s"], MAX_RETRY)
+
+
+def _timeout(config: Config) -> str:
+    return (
+        f"an attempt may take {span(config.timeout)} unless its kind says otherwise;"
+        f" a thread that goes on then is killed with its worker {span(config.kill_grace)} later"
+    )
+
+
+def _deleting(config: Config) -> str:
+    janitor = config.janitor
+    limits = []
+    if janitor.archived_retention:
+        limits.append(f"archived tasks after {span(janitor.archived_retention)}")
+    if janitor.max_archived:
+        limits.append(f"the oldest archived ones above {janitor.max_archived:,} per queue")
+    limits.append("completed tasks after the retention they were enqueued with")
+    if janitor.max_completed:
+        limits.append(f"the oldest of those above {janitor.max_completed:,} per queue")
+    return ", ".join(limits)
+
+
+def span_about(seconds: float) -> str:
+    """``2.3 h``: as precise as something random deserves."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size * 1.5:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
