@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from chronosd.errors import SkipRetry as SkipRetry
     from chronosd.errors import TaskIdConflict as TaskIdConflict
     from chronosd.errors import TaskNotFound as TaskNotFound
+    from chronosd.inspector import Inspector as Inspector
     from chronosd.kinds import Kind as Kind
     from chronosd.states import State as State
     from chronosd.task import Task as Task
@@ -41,6 +42,7 @@ _HOME = {
     "ConfigError": "errors",
     "DuplicateTask": "errors",
     "EnqueueError": "errors",
+    "Inspector": "inspector",
     "InvalidTask": "errors",
     "Kind": "kinds",
     "MessageError": "errors",
@@ -64,6 +66,7 @@ __all__ = [
     "ConfigError",
     "DuplicateTask",
     "EnqueueError",
+    "Inspector",
     "InvalidTask",
     "Kind",
     "MessageError",

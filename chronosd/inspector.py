@@ -1,0 +1,136 @@
+"""What the command line shows, for programs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from chronosd.broker import inspect
+from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
+from chronosd.broker.runner import SyncRunner
+from chronosd.client_settings import ClientSettings, settings, settings_of_file
+from chronosd.errors import TaskNotFound
+from chronosd.states import State
+from chronosd.submission import DEFAULT_TIMEOUT_S
+
+__all__ = ["Inspector", "ListedTask", "QueueStats", "ServerInfo", "TaskDetails", "TaskPage"]
+
+
+class Inspector:
+    """Looks into the queues and changes nothing. Usable from any thread; connects when first used.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``unix://`` or ``embedded://``; default: $CHRONOSD_REDIS_URL.
+        namespace: the prefix of all keys; the same as the daemon's.
+        password: used where the URL has none.
+        timeout: the most that one round trip may take, connecting included.
+
+    Every method raises BrokerUnavailable or BrokerRefused where the server cannot be asked.
+
+    Raises:
+        ConfigError: no URL, or one of an unknown form.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str = "chronos",
+        password: str | None = None,
+        timeout: str | float | timedelta = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._use(settings(url, namespace=namespace, password=password, timeout=timeout))
+
+    @classmethod
+    def from_config(cls, path: str | Path, *, timeout: str | float | timedelta = DEFAULT_TIMEOUT_S) -> Self:
+        """An inspector for the server and namespace of a chronos.yaml. Raises ConfigError."""
+        inspector = cls.__new__(cls)
+        inspector._use(settings_of_file(path, timeout))
+        return inspector
+
+    def _use(self, given: ClientSettings) -> None:
+        self._namespace = given.drafter.namespace
+        self._runner = SyncRunner(
+            given.url, given.password, timeout_s=given.timeout_s, client_name="chronosd-inspector"
+        )
+
+    @property
+    def namespace(self) -> str:
+        """The prefix of all keys."""
+        return self._namespace.prefix
+
+    def server_info(self) -> ServerInfo:
+        """Version, run id, uptime, eviction policy and append-only file of the server."""
+        return self._runner.run(inspect.server_info())
+
+    def server_time(self) -> float:
+        """The server's clock, in unix seconds; all instants in Redis are by it."""
+        return self._runner.run(inspect.server_time())
+
+    def queue_names(self) -> tuple[str, ...]:
+        """Every queue that was ever enqueued to, sorted."""
+        return self._runner.run(inspect.queue_names(self._namespace))
+
+    def queue_stats(self, queue: str) -> QueueStats:
+        """How many tasks of a queue are in each state; all zero if there is no such queue.
+
+        Raises InvalidTask for a name that cannot be a queue's.
+        """
+        return self._runner.drive(inspect.queue_stats(self._namespace, self._namespace.queue(queue)))
+
+    def list_tasks(self, queue: str, state: State | str, after: str = "", limit: int = 50) -> TaskPage:
+        """A page of a queue's tasks in one state.
+
+        Args:
+            state: a State, or its lower-case name.
+            after: ``next`` of the page before; empty for the first page.
+            limit: the most to list, up to 500.
+
+        Raises InvalidTask for a queue that cannot be one, ValueError for another state or ``after``.
+        """
+        return self._runner.drive(
+            inspect.list_tasks(self._namespace.queue(queue), _state(state), after, limit)
+        )
+
+    def show_task(self, queue: str, task_id: str) -> TaskDetails:
+        """All that is stored of one task. Raises TaskNotFound."""
+        found = self._runner.run(inspect.show_task(self._namespace.queue(queue), task_id))
+        if found is None:
+            raise TaskNotFound(f"no task {task_id!r} in queue {queue!r}")
+        return found
+
+    def find_task(self, task_id: str) -> TaskDetails:
+        """The task of that id, in whatever queue. Raises TaskNotFound, also if several queues have one."""
+        found = self._runner.drive(inspect.find_task(self._namespace, task_id))
+        if not found:
+            raise TaskNotFound(f"no task {task_id!r} in any queue of namespace {self.namespace!r}")
+        if len(found) > 1:
+            queues = ", ".join(repr(task.queue) for task in found)
+            raise TaskNotFound(f"task {task_id!r} is in several queues, say which: {queues}")
+        return found[0]
+
+    def close(self) -> None:
+        """Closes the connections; the inspector can be used again."""
+        self._runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Inspector({self._runner.target.label!r}, namespace={self.namespace!r})"
+
+
+def _state(state: State | str) -> State:
+    if isinstance(state, State):
+        return state
+    for known in State:
+        if known.label == state:
+            return known
+    raise ValueError(f"state: must be one of {', '.join(s.label for s in State)} (got {state!r})")
