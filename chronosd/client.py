@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from chronosd.broker.commands import Command
+from chronosd.broker.enqueue import enqueue, register_queues
 from chronosd.broker.runner import SyncRunner
 from chronosd.client_async import AsyncClient
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
 from chronosd.delivery import Bulk, accepted, delivery
-from chronosd.errors import BrokerUnavailable
+from chronosd.errors import BrokerError, BrokerUnavailable
 from chronosd.kinds import Kind
 from chronosd.submission import (
     DEFAULT_MAX_PAYLOAD,
@@ -112,14 +115,46 @@ class Client:
         stored. A conflict does not keep the others out.
         """
         bulk = Bulk(self._drafter, tasks)
-        for batch in bulk.batches():
+        batches = bulk.batches()
+        for batch in batches:
+            self._settle(bulk, batch)  # connects, and makes sure that the server has the script
+            break
+        unanswered: deque[list[Draft]] = deque()
+        queues: set[str] = set()
+
+        def requests() -> Iterator[Command[list[str]]]:
+            for batch in batches:
+                queue = batch[0].queue
+                unanswered.append(batch)
+                if queue.name not in queues:
+                    self._runner.run(register_queues(self._drafter.namespace, [queue.name]))
+                    queues.add(queue.name)
+                yield enqueue(queue, [draft.new for draft in batch])
+
+        while True:
             try:
-                self._deliver([batch])
-            except BrokerUnavailable as exc:
-                bulk.fail(exc)
-            else:
-                bulk.note(batch)
-        return bulk.result()
+                for result in self._runner.stream(requests()):
+                    batch = unanswered.popleft()
+                    if isinstance(result, BrokerError):
+                        self._settle(bulk, batch)
+                    else:
+                        for draft, word in zip(batch, result, strict=True):
+                            draft.reply = word
+                        bulk.note(batch)
+                return bulk.result()
+            except BrokerError as exc:
+                in_doubt = isinstance(exc, BrokerUnavailable) and exc.maybe_enqueued
+                while unanswered:
+                    self._settle(bulk, unanswered.popleft(), in_doubt=in_doubt)
+
+    def _settle(self, bulk: Bulk, batch: list[Draft], *, in_doubt: bool = False) -> None:
+        try:
+            self._deliver([batch])
+        except BrokerUnavailable as exc:
+            exc.maybe_enqueued = exc.maybe_enqueued or in_doubt
+            bulk.fail(exc)
+        else:
+            bulk.note(batch)
 
     def close(self) -> None:
         """Closes the connections; the client can be used again."""

@@ -28,6 +28,7 @@ from chronosd.submission import (
 T = TypeVar("T")
 
 _AHEAD = 4  # batches of an enqueue_many call that are under way at a time
+_SHARED = 2000  # the most calls that share a round trip
 
 
 class AsyncClient:
@@ -146,7 +147,9 @@ class AsyncClient:
 class _Waiting:
     """A call that waits for its draft's reply."""
 
-    __slots__ = ("draft", "future", "sent")
+    __slots__ = ("draft", "future", "sent", "timer")
+
+    timer: asyncio.Handle
 
     def __init__(self, draft: Draft, future: asyncio.Future[None]) -> None:
         self.draft = draft
@@ -156,9 +159,6 @@ class _Waiting:
     def fail(self, error: BrokerUnavailable) -> None:
         if not self.future.done():
             self.future.set_exception(retold(error))
-
-    def expire(self) -> None:
-        self.fail(BrokerUnavailable("timed out", maybe_enqueued=self.sent))
 
 
 class _Outbox:
@@ -176,6 +176,7 @@ class _Outbox:
             given.url, given.password, timeout_s=given.timeout_s, client_name="chronosd-client"
         )
         self._waiting: list[_Waiting] = []
+        self._alive_at = float("-inf")
         self._flusher: asyncio.Task[None] | None = None
         self._lifetime = self._until_the_loop_ends()
 
@@ -194,11 +195,25 @@ class _Outbox:
         self._waiting.append(waiting)
         if self._flusher is None:
             self._flusher = loop.create_task(self._flush())
-        timer = loop.call_later(self._timeout_s, waiting.expire)
+        waiting.timer = loop.call_later(self._timeout_s, self._due, waiting)
         try:
             await waiting.future
         finally:
-            timer.cancel()
+            waiting.timer.cancel()
+
+    def _due(self, call: _Waiting) -> None:
+        # in a loop that was blocked for longer, the flusher may be ready to run and have its turn behind us
+        call.timer = asyncio.get_running_loop().call_soon(self._expire, call)
+
+    def _expire(self, call: _Waiting) -> None:
+        # Behind ten thousand others, or in a loop that was blocked, a call may wait longer with nothing
+        # wrong: what ends it is a server that has answered nobody for as long as the timeout.
+        loop = asyncio.get_running_loop()
+        limit = self._alive_at + self._timeout_s
+        if loop.time() < limit:
+            call.timer = loop.call_at(limit, self._due, call)
+        else:
+            call.fail(BrokerUnavailable("timed out", maybe_enqueued=call.sent))
 
     async def deliver(self, batches: Sequence[Sequence[Draft]]) -> None:
         """Sends batches; every draft has its reply afterwards. Raises BrokerUnavailable."""
@@ -220,12 +235,14 @@ class _Outbox:
             pass
 
     async def _flush(self) -> None:
+        self._alive_at = asyncio.get_running_loop().time()
         try:
             while self._waiting:
                 # who has given up meanwhile (cancelled, timed out) is not sent at all
                 calls = [call for call in self._waiting if not call.future.done()]
                 self._waiting.clear()
-                await self._flush_calls(calls)
+                for start in range(0, len(calls), _SHARED):
+                    await self._flush_calls(calls[start : start + _SHARED])
         finally:
             self._flusher = None
 
@@ -245,12 +262,13 @@ class _Outbox:
                 elif not call.future.done():
                     call.future.set_exception(exc)
             raise
+        self._alive_at = asyncio.get_running_loop().time()
         for call in calls:
             if not call.future.done():
                 call.future.set_result(None)
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
-        """Suspended until closed: by `aclose`, or by ``asyncio.run``, which at its end closes all generators."""
+        """Suspended until closed: by `aclose`, or by ``asyncio.run``, which ends with closing generators."""
         try:
             yield
         finally:

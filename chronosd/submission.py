@@ -274,11 +274,12 @@ def _at_ms(value: Any) -> int:
                 "at: the datetime has no time zone, so it names no instant;"
                 " give an aware one, such as datetime.now(UTC) + timedelta(hours=1), or unix seconds"
             )
-        return -((_EPOCH - value) // _MILLISECOND)
+        milliseconds: int = (_EPOCH - value) // _MILLISECOND
+        return max(-milliseconds, 0)
     if type(value) not in (int, float):
         raise InvalidTask(f"at: must be an aware datetime or unix seconds (got {ascii(value)[:60]})")
     if not math.isfinite(value):
         raise InvalidTask(f"at: {value} is no instant")
     if value >= _LAST_INSTANT_S:
         raise InvalidTask(f"at: {value} is beyond the year 9999; it must be in seconds, not milliseconds")
-    return max(math.ceil(round(value * 1000, 3)), 0)
+    return max(math.ceil(round(float(value) * 1000, 3)), 0)

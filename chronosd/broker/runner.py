@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import hiredis
@@ -62,6 +63,19 @@ def single(results: Sequence[T | BrokerError]) -> T:
     return result
 
 
+def _closed_meanwhile(link: Any) -> bool:
+    """Whether something came while nothing was asked: the end of the connection, mostly.
+
+    Looked for before a write, since a write into a closed connection succeeds and leaves it in doubt.
+    """
+    poll = select.poll()
+    try:
+        poll.register(link._sock.fileno(), select.POLLIN)
+    except (AttributeError, ValueError, OSError):  # no socket any more
+        return True
+    return bool(poll.poll(0))
+
+
 class SyncRunner:
     """Runs commands for synchronous callers, from any thread, and after a fork.
 
@@ -108,13 +122,49 @@ class SyncRunner:
         deadline.at = at
         try:
             return self._converse(link, deadline, commands)
-        except BrokerUnavailable:
+        except BrokerUnavailable as error:
             if fresh or time.monotonic() >= at or not all(c.repeatable for c in commands):
                 raise
+            in_doubt = error.maybe_enqueued
         self.close()  # its siblings lay idle as long
         link, deadline, _ = self._borrow()
         deadline.at = at
-        return self._converse(link, deadline, commands)
+        try:
+            return self._converse(link, deadline, commands)
+        except BrokerUnavailable as error:
+            error.maybe_enqueued = error.maybe_enqueued or in_doubt
+            raise
+
+    def stream(self, commands: Iterable[Command[Any]], *, timeout_s: float | None = None) -> Iterator[Any]:
+        """Results (or BrokerErrors) in order, while commands are still being made.
+
+        A command is sent before the answer to the one before it is read, so that the server works on one
+        while the caller makes the next. Each wait is bounded by the timeout. Scripts are not loaded: run one
+        command first.
+
+        Raises BrokerUnavailable; what has no result by then is in doubt.
+        """
+        timeout = self.timeout_s if timeout_s is None else timeout_s
+        link, deadline, _ = self._borrow()
+        waiting: deque[Command[Any]] = deque()
+        try:
+            for command in commands:
+                deadline.at = time.monotonic() + timeout
+                link.connect()
+                link.send_packed_command([hiredis.pack_command(command.words)], check_health=False)
+                waiting.append(command)
+                if len(waiting) > 1:
+                    yield from _results([waiting.popleft()], [self._reply(link)])
+            while waiting:
+                deadline.at = time.monotonic() + timeout
+                yield from _results([waiting.popleft()], [self._reply(link)])
+        except (RedisError, OSError) as error:
+            link.disconnect()
+            raise translate(error, self.target, in_doubt=bool(waiting)) from error
+        except BaseException:
+            link.disconnect()  # a reply may still be on its way: nobody else must read it
+            raise
+        self._idle.append((link, deadline))
 
     def drive(self, steps: Steps[T]) -> T:
         """Runs a procedure to its end, one round trip per step.
@@ -143,13 +193,16 @@ class SyncRunner:
             # Forked: the sockets are the parent's too. redis-py closes them without a shutdown here.
             self.close()
             self._pid = os.getpid()
-        try:
-            link, deadline = self._idle.pop()
-        except IndexError:
-            deadline = Deadline()
-            link = connection(self.target, deadline, address=self._address, client_name=self._client_name)
-            return link, deadline, True
-        return link, deadline, False
+        while True:
+            try:
+                link, deadline = self._idle.pop()
+            except IndexError:
+                deadline = Deadline()
+                link = connection(self.target, deadline, address=self._address, client_name=self._client_name)
+                return link, deadline, True
+            if not _closed_meanwhile(link):
+                return link, deadline, False
+            link.disconnect()
 
     def _converse(self, link: Any, deadline: Deadline, commands: Sequence[Command[Any]]) -> list[Any]:
         sent = False
@@ -179,13 +232,14 @@ class SyncRunner:
         for words in batch:
             packed += hiredis.pack_command(words)
         link.send_packed_command([bytes(packed)], check_health=False)
-        replies: list[Any] = []
-        for _ in batch:
-            try:
-                replies.append(link.read_response())
-            except ResponseError as error:
-                replies.append(ReplyError(with_code(error)))
-        return replies
+        return [SyncRunner._reply(link) for _ in batch]
+
+    @staticmethod
+    def _reply(link: Any) -> Any:
+        try:
+            return link.read_response()
+        except ResponseError as error:
+            return ReplyError(with_code(error))
 
 
 class AsyncRunner:
