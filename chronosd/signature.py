@@ -259,9 +259,11 @@ def _supported(hint: Any) -> Any:
     if typing.is_typeddict(hint) and type(hint).__module__ == "typing":
         fields = {}
         for name, field in typing.get_type_hints(hint, include_extras=True).items():
-            while typing.get_origin(field) in (typing.Required, typing.NotRequired):
-                (field,) = typing.get_args(field)
+            # the qualifier first: __required_keys__ does not see one within a string annotation
             wrap: Any = typing.Required if name in hint.__required_keys__ else typing.NotRequired
+            while typing.get_origin(field) in (typing.Required, typing.NotRequired):
+                wrap = typing.get_origin(field)
+                (field,) = typing.get_args(field)
             fields[name] = wrap[_supported(field)]
         twin: Any = typing_extensions.TypedDict
         return twin(hint.__name__, fields)
