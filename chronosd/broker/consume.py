@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from chronosd.broker.commands import REPLY_BYTES, Command, call, plain, script, text
+from chronosd.broker.commands import BATCH, REPLY_BYTES, Command, call, plain, script, text
 from chronosd.broker.keys import GROUP, QueueKeys
 from chronosd.broker.message import Message, encode
 from chronosd.broker.payload import encode_args
@@ -243,6 +243,19 @@ def mark_running(queue: QueueKeys, runs: Iterable[tuple[bytes, str]]) -> Command
 def not_owned(queue: QueueKeys, consumer: str, entries: Sequence[bytes]) -> Command[Lost]:
     """Those of the entries that are not pending for the consumer any more."""
     return call(script("owned"), (queue.stream,), [GROUP, consumer, *entries], _lost)
+
+
+def pending_for(queue: QueueKeys, consumer: str) -> Command[list[bytes]]:
+    """The oldest 500 entries that are pending for a consumer."""
+    return plain(
+        *("XPENDING", queue.stream, GROUP, "-", "+", BATCH, consumer),
+        parse=lambda reply: [r[0] for r in reply],
+    )
+
+
+def unblock(client_id: int) -> Command[int]:
+    """Has the server answer a blocking read of another connection at once, as if its time were up."""
+    return plain("CLIENT", "UNBLOCK", client_id, "TIMEOUT")
 
 
 def _flat(fields: Mapping[str, Any]) -> list[Any]:

@@ -51,6 +51,8 @@ class Field:
     """Unix milliseconds by the server's clock."""
     NONCE = "nonce"
     """Names the enqueue call, so that its resend is told from a second task with the same id."""
+    ERROR = "error"
+    """Why a task whose message cannot be decoded was dead-lettered."""
     UNKNOWN_SINCE = "unknown_since"
     """Unix seconds at which a worker first had no handler for its kind."""
 

@@ -311,6 +311,11 @@ class AsyncRunner:
             result_: T = end.value
             return result_
 
+    @property
+    def client_id(self) -> int:
+        """The server's number for the connection; 0 if there is none, or the server does not tell."""
+        return self._wire.client_id if self._wire is not None else 0
+
     async def aclose(self) -> None:
         """Closes the connection; the runner can be used again."""
         self._drop(ConnectionError("closed"))
@@ -349,6 +354,8 @@ class AsyncRunner:
                 (reply,) = await wire.send(hiredis.pack_command(words), 1)
                 if isinstance(reply, Exception) and words[0] != "CLIENT":
                     raise classify(str(reply))
+            (reply,) = await wire.send(b"CLIENT ID\r\n", 1)
+            wire.client_id = reply if isinstance(reply, int) else 0  # an ACL may refuse it
         except BaseException as error:
             wire.fail(error if isinstance(error, Exception) else ConnectionError("cancelled"))
             raise

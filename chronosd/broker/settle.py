@@ -324,7 +324,7 @@ def _decide(
     try:
         message = decode(bytes(row.msg or b""))
     except MessageError as error:
-        moves.dead.append(Dead(row.entry, row.task_id, None, {"error": f"undecodable message: {error}"}))
+        moves.dead.append(Dead(row.entry, row.task_id, None, {Field.ERROR: f"undecodable message: {error}"}))
         _archived(row.task_id, summary)
         return
     if fate is Fate.ACKNOWLEDGE:

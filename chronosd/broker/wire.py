@@ -32,6 +32,7 @@ class Wire(asyncio.Protocol):
         self._waiting: deque[_Batch] = deque()
         self._transport: asyncio.Transport | None = None
         self.lost: BaseException | None = None
+        self.client_id = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment] # a stream transport by construction

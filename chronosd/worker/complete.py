@@ -1,0 +1,168 @@
+"""From outcomes to moves: what an ended run means for its task. The moves wait here for the next cycle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from chronosd.broker import consume
+from chronosd.broker.commands import BATCH, Command
+from chronosd.broker.consume import Again, Dead, Done, Kept
+from chronosd.broker.keys import Field, QueueKeys
+from chronosd.broker.message import Message
+from chronosd.outcome import Failed, Outcome, Postponed, Rejected, Succeeded
+from chronosd.retry import backoff
+
+UNKNOWN_DELAY_S = 30.0
+"""How long a task whose kind this worker does not know is put off: another one may know it."""
+
+UNKNOWN_LIMIT_S = 24 * 3600.0
+"""How long it is put off in all, before it is dead-lettered; a rolling deploy is over by then."""
+
+Move = Done | Kept | Again | Dead
+
+
+def conclude(entry: bytes, message: Message, outcome: Outcome, base_s: float, cap_s: float) -> Move:
+    """The move that an outcome asks for. ``base_s`` and ``cap_s`` bound the backoff of its kind."""
+    match outcome:
+        case Succeeded(result):
+            if not message.retention:
+                return Done(entry, message.id, message.unique_key)
+            kept = replace(message, completed_at=int(time.time()), result=result, last_err="")
+            return Kept(entry, kept)
+        case Failed(error):
+            return _charge(entry, message, error, None, base_s, cap_s)
+        case Postponed(delay_s, charge, error):
+            if charge:
+                return _charge(entry, message, error, delay_s, base_s, cap_s)
+            return Again(entry, message.id, replace(message, last_err=error), delay_s)
+        case Rejected(error):
+            return _bury(entry, message, error)
+
+
+def put_off(entry: bytes, message: Message, why: str, unknown_since: float) -> Move:
+    """The move for a task that this worker cannot run although another one may."""
+    now = time.time()
+    since = unknown_since or now
+    if now - since >= UNKNOWN_LIMIT_S:
+        return Dead(entry, message.id, replace(message, last_err=why), {Field.UNKNOWN_SINCE: ""})
+    return Again(
+        entry,
+        message.id,
+        replace(message, last_err=why),
+        UNKNOWN_DELAY_S,
+        {Field.UNKNOWN_SINCE: f"{since:.3f}"},
+    )
+
+
+def _charge(
+    entry: bytes, message: Message, error: str, delay_s: float | None, base_s: float, cap_s: float
+) -> Move:
+    if message.retried >= message.max_retry:
+        return _bury(entry, message, error)
+    message = replace(message, retried=message.retried + 1, last_err=error, completed_at=0)
+    if delay_s is None:
+        delay_s = backoff(message.retried, base_s, cap_s)
+    return Again(entry, message.id, message, delay_s)
+
+
+def _bury(entry: bytes, message: Message, error: str) -> Move:
+    if message.no_archive:
+        return Done(entry, message.id, message.unique_key)
+    return Dead(entry, message.id, replace(message, last_err=error))
+
+
+@dataclass(slots=True)
+class Outbox:
+    """One queue's moves that wait to be sent."""
+
+    index: int
+    """The queue's place among the worker's queues."""
+    queue: QueueKeys
+    done: list[Done] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+    again: list[Again] = field(default_factory=list)
+    dead: list[Dead] = field(default_factory=list)
+    released: list[tuple[bytes, str]] = field(default_factory=list)
+    buried: list[tuple[bytes, Message]] = field(default_factory=list)
+
+    def add(self, move: Move) -> None:
+        """Puts a move in its list."""
+        match move:
+            case Done():
+                self.done.append(move)
+            case Kept():
+                self.kept.append(move)
+            case Again():
+                self.again.append(move)
+            case Dead():
+                self.dead.append(move)
+
+    def take(self) -> list[Sending]:
+        """Everything, as commands of at most 500 tasks; the outbox is empty afterwards."""
+        queue, sendings = self.queue, []
+        if self.done:
+            done, self.done = self.done, []
+            for part in _parts(done):
+                sendings.append(
+                    Sending(self.index, queue.name, consume.complete(queue, part), [d[0] for d in part])
+                )
+        if self.kept:
+            kept, self.kept = self.kept, []
+            for run in _parts(kept):
+                sendings.append(
+                    Sending(self.index, queue.name, consume.retain(queue, run), [k.entry for k in run])
+                )
+        if self.again:
+            again, self.again = self.again, []
+            for some in _parts(again):
+                sendings.append(
+                    Sending(self.index, queue.name, consume.retry(queue, some), [a.entry for a in some])
+                )
+        if self.dead:
+            dead, self.dead = self.dead, []
+            for lot in _parts(dead):
+                sendings.append(
+                    Sending(self.index, queue.name, consume.archive(queue, lot), [d.entry for d in lot])
+                )
+        if self.released:
+            released, self.released = self.released, []
+            for pairs in _parts(released):
+                sendings.append(
+                    Sending(self.index, queue.name, consume.release(queue, pairs), [r[0] for r in pairs])
+                )
+        if self.buried:
+            buried, self.buried = self.buried, []
+            for entry, message in buried:
+                sendings.append(Sending(self.index, queue.name, consume.bury(queue, entry, message), [entry]))
+        return sendings
+
+    def __len__(self) -> int:
+        return (
+            len(self.done)
+            + len(self.kept)
+            + len(self.again)
+            + len(self.dead)
+            + len(self.released)
+            + len(self.buried)
+        )
+
+
+@dataclass(slots=True)
+class Sending:
+    """A command under way, and the entries whose slots are freed by its reply."""
+
+    index: int
+    queue: str
+    command: Command[Any]
+    entries: list[bytes]
+    resent: bool = False
+    """It may have been executed before: an entry found lost is then no loss."""
+
+
+def _parts(moves: Sequence[Any]) -> Iterable[Any]:
+    if len(moves) <= BATCH:
+        return (moves,)
+    return (moves[i : i + BATCH] for i in range(0, len(moves), BATCH))

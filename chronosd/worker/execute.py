@@ -1,0 +1,288 @@
+"""Running handlers: a delivered entry becomes a run, the run an outcome.
+
+Whatever a handler raises, BaseExceptions included, is the outcome of its task and of nothing else. The
+worker's own reasons to cancel are noted on the run first, so that a CancelledError of the handler's own
+making is told from a timeout, a drain and a lost lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from enum import Enum
+from queue import SimpleQueue
+from typing import Any
+
+from chronosd import log
+from chronosd.board import Board, Cell
+from chronosd.broker.message import Message
+from chronosd.durations import format_duration
+from chronosd.handlers import Handler, InvalidPayload
+from chronosd.outcome import Failed, Outcome, Rejected, describe, from_exception, from_result
+from chronosd.task import Task
+
+_CURRENT = int(Cell.CURRENT)  # a plain int: indexing by an enum member costs four times as much
+
+
+class Cancelled(Enum):
+    """Why the worker cancelled a run."""
+
+    TIMEOUT = "timeout"
+    DRAIN = "drain"
+    LOST = "lost"
+
+
+class Run:
+    """One delivered task on its way through this worker. A plain class with slots: one is made per task."""
+
+    __slots__ = (
+        "aio",
+        "cancelled",
+        "claimed_ns",
+        "crashes",
+        "dropped",
+        "entry",
+        "handler",
+        "marked",
+        "message",
+        "queue",
+        "slot",
+        "started_ns",
+        "task",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        slot: int,
+        entry: bytes,
+        queue: int,
+        message: Message,
+        handler: Handler,
+        crashes: int,
+        now_ns: int,
+    ) -> None:
+        self.slot = slot
+        self.entry = entry
+        self.queue = queue
+        self.message = message
+        self.handler = handler
+        self.crashes = crashes
+        self.claimed_ns = now_ns
+        self.started_ns = 0
+        self.task: Task[Any] | None = None
+        self.aio: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.cancelled: Cancelled | None = None
+        self.marked = False
+        """Redis has been told that it outlived its cycle."""
+        self.dropped = False
+        """Its lease is lost: whatever it does now concerns nobody."""
+
+
+class _Stepped:
+    """Awaits a coroutine and notes on the board, around each of its steps, whose it is.
+
+    That is how the supervisor knows which task blocks the loop, or took the process down.
+    """
+
+    __slots__ = ("_cells", "_coroutine", "_mark")
+
+    def __init__(self, coroutine: Any, cells: memoryview[int], mark: int) -> None:
+        self._coroutine = coroutine
+        self._cells = cells
+        self._mark = mark
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self  # it has the methods that await uses
+
+    def __iter__(self) -> _Stepped:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        cells = self._cells
+        cells[_CURRENT] = self._mark
+        try:
+            return self._coroutine.send(value)
+        finally:
+            cells[_CURRENT] = 0
+
+    def throw(self, *error: Any) -> Any:
+        cells = self._cells
+        cells[_CURRENT] = self._mark
+        # await passes type, value and traceback; coroutines want the value alone since Python 3.12
+        value = error[1] if len(error) > 1 and error[1] is not None else error[0]
+        try:
+            return self._coroutine.throw(value)
+        finally:
+            cells[_CURRENT] = 0
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+
+class Threads:
+    """Threads of the worker's own for sync handlers, made as they are needed, never more than ``limit``.
+
+    Not the loop's default pool: that one is shared with name look-ups, and is smaller.
+    """
+
+    def __init__(self, limit: int, collect: Callable[[Run, Outcome], None]) -> None:
+        self._limit = limit
+        self._collect = collect
+        self._loop = asyncio.get_running_loop()
+        self._todo: SimpleQueue[Callable[[], tuple[Run, Outcome]]] = SimpleQueue()
+        self._done: deque[tuple[Run, Outcome]] = deque()
+        self._active = 0
+        self._count = 0
+        self._woken = False
+
+    def submit(self, job: Callable[[], tuple[Run, Outcome]]) -> None:
+        """Runs ``job`` in a thread; its result goes to ``collect`` on the loop."""
+        self._active += 1
+        self._todo.put(job)
+        if self._active > self._count and self._count < self._limit:
+            self._count += 1
+            threading.Thread(target=self._work, name=f"handler-{self._count}", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._done.append(self._todo.get()())
+            if not self._woken:
+                self._woken = True
+                try:
+                    self._loop.call_soon_threadsafe(self._drain)
+                except RuntimeError:  # the loop is closed: the process is ending
+                    return
+
+    def _drain(self) -> None:
+        self._woken = False
+        while self._done:
+            self._active -= 1
+            self._collect(*self._done.popleft())
+
+
+class Executor:
+    """Starts runs and reports how they ended.
+
+    Args:
+        board: told of every start.
+        limit: threads for sync handlers.
+        finished: called on the loop with each run and its outcome; None for one whose lease was lost or
+            that the drain cut short.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        limit: int,
+        finished: Callable[[Run, Outcome | None], None],
+        *,
+        state: Any = None,
+        async_client: Any = None,
+        sync_client: Any = None,
+    ) -> None:
+        self._board = board
+        self._finished = finished
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(limit, self._sync_ended)
+        self._state = state
+        self._async_client = async_client
+        self._sync_client = sync_client
+        self.running: set[Run] = set()
+
+    def start(self, run: Run) -> None:
+        """Enters the run's handler; a payload that does not validate ends it at once."""
+        message, handler = run.message, run.handler
+        try:
+            args = handler.validate(message.payload)
+        except InvalidPayload as error:
+            self._finished(run, Rejected(str(error)))
+            return
+        except BaseException as error:  # a validator of the user's raises whatever it likes
+            self._finished(run, Rejected(f"the payload could not be validated: {describe(error)}"))
+            return
+        run.task = Task(
+            message.id,
+            message.kind,
+            message.queue,
+            args,
+            message.retried + 1,
+            message.retried,
+            message.max_retry,
+            time.time() + handler.timeout,
+            self._state,
+            self._async_client if handler.is_async else self._sync_client,
+        )
+        self.running.add(run)
+        if handler.is_async:
+            run.aio = self._loop.create_task(self._run_async(run))
+        else:
+            context = contextvars.copy_context()
+            self._threads.submit(lambda: context.run(self._run_sync, run))
+
+    def _enter(self, run: Run) -> None:
+        now_ns = time.monotonic_ns()
+        run.started_ns = now_ns
+        self._board.start(run.slot, now_ns, now_ns + int(run.handler.timeout * 1e9))
+
+    async def _run_async(self, run: Run) -> None:
+        task = run.task
+        log.bind_task(task)
+        outcome: Outcome | None
+        try:
+            self._enter(run)
+            value = await _Stepped(run.handler.func(task), self._board.cells, run.slot + 1)  # type: ignore[arg-type]
+            outcome = from_result(value)
+        except asyncio.CancelledError as error:
+            outcome = self._cancelled(run, error)
+        except BaseException as error:
+            outcome = from_exception(error)
+        self.running.discard(run)
+        run.aio = None
+        if run.timer is not None:
+            run.timer.cancel()
+        self._finished(run, None if run.dropped else outcome)
+
+    def _cancelled(self, run: Run, error: BaseException) -> Outcome | None:
+        if run.cancelled is Cancelled.TIMEOUT:
+            return Failed(f"TimeoutError: timed out after {format_duration(run.handler.timeout)}")
+        if run.cancelled is None:
+            return from_exception(error)
+        return None
+
+    def _run_sync(self, run: Run) -> tuple[Run, Outcome]:
+        task = run.task
+        try:
+            log.bind_task(task)
+            self._enter(run)
+            return run, from_result(run.handler.func(task))  # type: ignore[arg-type] # set by start
+        except BaseException as error:
+            return run, from_exception(error)
+
+    def _sync_ended(self, run: Run, outcome: Outcome) -> None:
+        self.running.discard(run)
+        self._finished(run, None if run.dropped else outcome)
+
+    def outlived(self, run: Run) -> None:
+        """Arms the timeout of a run that outlived the cycle it was fetched in; shorter ones need no timer."""
+        if not run.handler.is_async or run.timer is not None:
+            return  # a thread cannot be cancelled: past its deadline the supervisor ends the process
+        started = run.started_ns or time.monotonic_ns()
+        left = started / 1e9 + run.handler.timeout - time.monotonic()
+        run.timer = self._loop.call_later(max(left, 0.0), self.cancel, run, Cancelled.TIMEOUT)
+
+    def cancel(self, run: Run, why: Cancelled) -> None:
+        """Cancels an async handler; a sync one runs on, but its result is dropped if its lease is lost."""
+        if why is Cancelled.LOST:
+            run.dropped = True
+        if run.aio is not None and not run.aio.done():
+            run.cancelled = run.cancelled or why
+            run.aio.cancel()

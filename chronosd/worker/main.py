@@ -1,0 +1,224 @@
+"""The worker process: what runs between the fork and the exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import uvloop
+
+from chronosd import handlers, log
+from chronosd.board import Cell, WorkerState
+from chronosd.broker.runner import AsyncRunner
+from chronosd.client import AsyncClient, Client
+from chronosd.errors import ConfigError
+from chronosd.handlers import HandlerImportError, Registry
+from chronosd.link import WorkerSpec
+from chronosd.outcome import describe
+from chronosd.worker.execute import Cancelled, Executor
+from chronosd.worker.fetch import GAP_S, Fetcher
+
+EXIT_LOAD = 4
+EXIT_CONFIG = 78
+BEAT_S = 0.25
+THREAD_BEAT_S = 0.5
+CYCLE_TIMEOUT_S = 5.0
+
+LAST_WORDS_S = 1.0
+"""How long a draining worker whose handlers have all ended tries to reach Redis. What it could not say
+stands on the board, and the supervisor, or its successor, settles it."""
+
+_log = log.get_logger("chronosd.worker")
+
+
+def run(spec: WorkerSpec) -> int:
+    """Runs one worker until it has drained; returns the exit code. Called in a forked process."""
+    config = spec.config
+    log.configure(config.log.level, config.log.format, worker=spec.index)
+    spec.board.cells[Cell.PID] = os.getpid()
+    sys.dont_write_bytecode = True  # a stale .pyc hides an edit of the same second
+    try:
+        registry = handlers.load(config)
+    except ConfigError as error:
+        return _refuse(spec, EXIT_CONFIG, error.problems)
+    except HandlerImportError as error:
+        return _refuse(spec, EXIT_LOAD, error.problems)
+    return _Process(spec, registry).run()
+
+
+def _refuse(spec: WorkerSpec, code: int, problems: tuple[str, ...]) -> int:
+    spec.link.send({"t": "failed", "code": code, "error": "\n".join(problems)[:30_000]})
+    return code
+
+
+class _Process:
+    def __init__(self, spec: WorkerSpec, registry: Registry) -> None:
+        self._spec = spec
+        self._config = spec.config
+        self._registry = registry
+        self._cells = spec.board.cells
+        self._gate = asyncio.Event()
+        self._drain_by: float | None = None
+        self._fetcher: Fetcher | None = None
+        self._beat_at = time.monotonic()
+        self._drained = asyncio.Event()
+        self._ordered = asyncio.Event()
+
+    def run(self) -> int:
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        threading.Thread(target=self._beat_in_thread, name="beat", daemon=True).start()
+        main = loop.create_task(self._main())
+        while True:
+            try:
+                return loop.run_until_complete(main)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Raised in a task that some handler created: it ends the loop, not this process.
+                if main.done():
+                    raise
+                _log.error("a task created by a handler tried to end the process", error=describe(error))
+
+    async def _main(self) -> int:
+        spec, config, loop = self._spec, self._config, asyncio.get_running_loop()
+        loop.set_exception_handler(_complain)
+        loop.add_signal_handler(signal.SIGTERM, self._drain, config.shutdown_timeout)
+        loop.add_reader(spec.link.fileno(), self._read_link)
+        self._beat()
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                state = await self._enter_lifespan(stack)
+            except BaseException as error:
+                return _refuse(spec, EXIT_LOAD, (f"lifespan {config.lifespan}: {describe(error)}",))
+            self._cells[Cell.STATE] = WorkerState.READY
+            spec.link.send({"t": "ready"})
+            ordered = asyncio.ensure_future(self._ordered.wait())
+            gate = asyncio.ensure_future(self._gate.wait())
+            await asyncio.wait((ordered, gate), return_when=asyncio.FIRST_COMPLETED)
+            ordered.cancel()
+            gate.cancel()
+            if self._gate.is_set():
+                await self._work(state)
+            self._cells[Cell.STATE] = WorkerState.STOPPED
+            spec.link.send({"t": "drained"})
+            # A lifespan that hangs on its way out must not hold the process.
+            if self._drain_by is not None:
+                loop.call_at(max(self._drain_by, loop.time() + LAST_WORDS_S), os._exit, 0)
+        return 0
+
+    async def _enter_lifespan(self, stack: contextlib.AsyncExitStack) -> Any:
+        if self._registry.lifespan is None:
+            return None
+        manager: AbstractAsyncContextManager[Any] = self._registry.lifespan()
+        return await stack.enter_async_context(manager)
+
+    async def _work(self, state: Any) -> None:
+        spec, config = self._spec, self._config
+        password = config.redis.password()
+        name = f"chronosd:{spec.consumer}"
+        cycle = AsyncRunner(spec.redis_url, password, timeout_s=CYCLE_TIMEOUT_S, client_name=name)
+        blocking = AsyncRunner(spec.redis_url, password, timeout_s=CYCLE_TIMEOUT_S, client_name=name)
+        options: dict[str, Any] = {"namespace": config.namespace, "max_payload": config.max_payload}
+        if password is not None:
+            options["password"] = password
+        fetcher = Fetcher(config, spec.consumer, spec.board, self._registry, cycle, blocking)
+        fetcher.executor = Executor(
+            spec.board,
+            config.concurrency,
+            fetcher.finished,
+            state=state,
+            async_client=AsyncClient(spec.redis_url, **options),
+            sync_client=Client(spec.redis_url, **options),
+        )
+        self._fetcher = fetcher
+        self._cells[Cell.STATE] = WorkerState.FETCHING
+        if self._ordered.is_set():
+            fetcher.drain()
+        cycles = asyncio.ensure_future(fetcher.run())
+        cycles.add_done_callback(lambda _: self._ordered.set())
+        await self._ordered.wait()
+        await self._finish(fetcher, cycles)
+        await cycle.aclose()
+        await blocking.aclose()
+
+    async def _finish(self, fetcher: Fetcher, cycles: asyncio.Future[None]) -> None:
+        """Waits for the drain, within its limit, and no longer than useful for a Redis that is away."""
+        silent_since: float | None = None
+        cut_at: float | None = None
+        while not cycles.done():
+            await asyncio.wait((cycles,), timeout=0.05)
+            now = time.monotonic()
+            silent_since = None if fetcher.busy else silent_since or now
+            if silent_since is not None and now - silent_since > LAST_WORDS_S + GAP_S / 2:
+                _log.warning("redis is away: what is unsaid is left to the supervisor")
+                break
+            if self._drain_by is not None and now >= self._drain_by:
+                if cut_at is None:
+                    cut_at = now
+                    for run in list(fetcher.executor.running):
+                        fetcher.executor.cancel(run, Cancelled.DRAIN)
+                elif now - cut_at > LAST_WORDS_S / 2:
+                    _log.warning("shutdown_timeout is over", running=fetcher.busy)
+                    self._cells[Cell.STATE] = WorkerState.STOPPED
+                    os._exit(0)
+        if cycles.done():
+            cycles.result()
+
+    def _drain(self, timeout_s: float | None) -> None:
+        if timeout_s is not None:
+            by = time.monotonic() + timeout_s
+            self._drain_by = by if self._drain_by is None else min(by, self._drain_by)
+        self._cells[Cell.STATE] = WorkerState.DRAINING
+        if self._fetcher is not None:
+            self._fetcher.drain()
+        self._ordered.set()
+
+    def _read_link(self) -> None:
+        messages = self._spec.link.receive()
+        if messages is None:
+            os._exit(1)  # no supervisor, no leases
+        for message in messages:
+            self._obey(message)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        fetcher = self._fetcher
+        match message["t"]:
+            case "go":
+                self._gate.set()
+            case "drain":
+                self._drain(message.get("timeout"))
+            case "quiet" if fetcher is not None:
+                fetcher.quiet()
+                self._cells[Cell.STATE] = fetcher.show_state()
+            case "resume" if fetcher is not None:
+                fetcher.resume()
+                self._cells[Cell.STATE] = fetcher.show_state()
+            case "lost" if fetcher is not None:
+                fetcher.lost([(queue, entry) for queue, entry in message["entries"]])
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beat_at > GAP_S and self._fetcher is not None:
+            self._fetcher.doubt()
+        self._beat_at = now
+        self._cells[Cell.LOOP_BEAT] = time.monotonic_ns()
+        asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+
+    def _beat_in_thread(self) -> None:
+        cells = self._cells
+        while True:
+            cells[Cell.THREAD_BEAT] = time.monotonic_ns()
+            time.sleep(THREAD_BEAT_S)
+
+
+def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An exception that nobody awaited, from a task that a handler created: logged, never more."""
+    error = context.get("exception")
+    text = describe(error) if isinstance(error, BaseException) else ""
+    _log.error("unhandled in event loop", message=str(context.get("message", ""))[:500], error=text)
