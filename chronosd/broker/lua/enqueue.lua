@@ -30,7 +30,7 @@ for i = 2, #ARGV, 5 do
       redis.call('DEL', key)
       for k = 2, 5 do redis.call('ZREM', KEYS[k], id) end
     end
-    if mode == 'now' then
+    if mode == 'now' or (mode == 'at' and ms / 1000 <= now) then
       redis.call('HSET', key, 'msg', msg, 'state', '1', 'enqueued_at', now_ms, 'nonce', nonce)
       redis.call('XADD', stream, '*', 'task_id', id)
       word = 'pending'
