@@ -202,7 +202,7 @@ class AsyncRecordingClient(_Recorder):
             handler = self._handler(record.kind)
             record.outcome = await attempt_async(handler, record.payload, self._fields(record))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Does nothing: there is no connection."""
 
     async def __aenter__(self) -> Self:
@@ -211,4 +211,4 @@ class AsyncRecordingClient(_Recorder):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.aclose()

