@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from chronosd.broker.payload import decode_args
 from chronosd.errors import ChronosError, MessageError, SkipRetry
-from chronosd.outcome import describe
+from chronosd.outcome import describe, safe_str
 from chronosd.task import Task
 
 MAX_PAYLOAD_ERROR = 1000
@@ -161,7 +161,7 @@ def _problems(exc: ValidationError) -> str:
         place = ".".join(str(part)[:40] for part in error["loc"][:10])
         texts.append((f"{place}: " if place else "") + error["msg"][:200])
     more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
-    return ("; ".join(texts) + more)[:MAX_PAYLOAD_ERROR]
+    return safe_str("; ".join(texts) + more, MAX_PAYLOAD_ERROR)
 
 
 def _layers(func: Any) -> Iterator[Any]:

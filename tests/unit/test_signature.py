@@ -325,6 +325,12 @@ def test_the_error_names_the_place_and_not_the_value() -> None:
     assert len(str(caught.value)) < 1100
 
 
+def test_a_key_of_the_payload_cannot_write_to_a_terminal() -> None:
+    with pytest.raises(InvalidPayload) as caught:
+        make_handler("kind", annotated(Task[Resize])).validate(b'{"width":1,"\\u001b[31m\\u0000":1}')
+    assert str(caught.value).isprintable()
+
+
 def test_a_validator_that_shows_the_value_is_bounded() -> None:
     payload = b'{"width":1,"secret":"%s"}' % (b"s" * 100_000)
     with pytest.raises(InvalidPayload) as caught:
