@@ -75,11 +75,20 @@ def dropped() -> int:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """A structlog logger whose lines say ``logger=name``.
+    """A structlog logger whose lines say ``logger=name``; structlog's own configuration does not touch it.
 
     A call below the threshold still costs about two microseconds; a hot path asks `enabled` once.
     """
-    logger: FilteringBoundLogger = structlog.get_logger(logger_name=name)
+    # Handlers' modules may call structlog.configure() for themselves. Our lines would then go through their
+    # processors, and could block; so nothing here is left to the global configuration.
+    logger: FilteringBoundLogger = structlog.wrap_logger(
+        _NOWHERE,
+        processors=_PROCESSORS,
+        wrapper_class=_wrapper,
+        context_class=dict,
+        cache_logger_on_first_use=False,  # the level may change
+        logger_name=name,
+    )
     return logger
 
 
@@ -97,18 +106,18 @@ def configure(level: str = "info", format: str = "auto", *, fd: int = 2, **field
         fd: the descriptor to write to; it is not closed, and its flags are left alone.
         fields: go on every line of this process, e.g. ``worker=3``.
     """
-    global _sink, _render, _common, _threshold
+    global _sink, _render, _common, _threshold, _filtering
     _threshold = _LEVELS[level]
     terminal = os.isatty(fd)
     old, _sink = _sink, Sink(fd, _notice)
     old.close()
     _common = {"pid": os.getpid(), **fields}
     _render = _console(colors=terminal) if format == "console" or (format == "auto" and terminal) else _json
-    structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, _write_event],
-        wrapper_class=structlog.make_filtering_bound_logger(_threshold),
-        logger_factory=lambda *_: None,
-        # a worker is configured again after the fork, and a reload may change the level
+    _filtering = structlog.make_filtering_bound_logger(_threshold)
+    structlog.configure(  # for handlers that use structlog and do not configure it
+        processors=_PROCESSORS,
+        wrapper_class=_filtering,
+        logger_factory=lambda *_: _NOWHERE,
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
@@ -126,6 +135,16 @@ def _write_event(_logger: Any, level: str, event: _EventDict) -> Any:
     raise structlog.DropEvent
 
 
+def _make_wrapper(logger: Any, **given: Any) -> Any:
+    return _filtering(logger, **given)
+
+
+_wrapper: Any = _make_wrapper  # a function where structlog expects a class: it is only ever called
+
+_PROCESSORS = [structlog.contextvars.merge_contextvars, _write_event]
+_NOWHERE = object()  # the logger that structlog wraps; the last processor has written by then
+
+
 class _StdlibHandler(logging.Handler):
     """Sends records of the standard library's ``logging`` the same way as ours."""
 
@@ -137,7 +156,7 @@ class _StdlibHandler(logging.Handler):
         event: _EventDict = {"event": text, "logger": record.name}
         for name, value in record.__dict__.items():
             if name not in _RECORD_FIELDS:
-                event[name] = value
+                event.setdefault(name, value)
         if record.exc_info:
             event["exc_info"] = record.exc_info
         elif record.exc_text:
@@ -169,6 +188,9 @@ def _line(level: str, event: _EventDict) -> bytes:
     task = _task.get()
     if task is not None:
         head |= {"task_id": task.id, "kind": task.kind, "queue": task.queue, "attempt": task.attempt}
+    for name in ("timestamp", "level"):
+        if name in event:  # from a handler's `extra`; ours mean something to whoever reads the log
+            event[f"{name}_"] = event.pop(name)
     head.update(event)
     for name, value in _common.items():
         head.setdefault(name, value)
@@ -258,3 +280,4 @@ _sink = Sink(2, _notice)
 _render: Callable[[_EventDict], bytes] = _json
 _common: dict[str, Any] = {}
 _threshold = logging.INFO
+_filtering: Any = structlog.make_filtering_bound_logger(logging.INFO)

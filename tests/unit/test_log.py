@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from chronosd import log
 from chronosd.logsink import MAX_LINE, Sink
@@ -128,6 +129,33 @@ def test_configuring_again_replaces_level_and_fields(target: Path, tmp_path: Pat
         ("two", 3),
         ("three", 3),
     ]
+
+
+def test_an_application_that_configures_structlog_does_not_change_our_lines(target: Path) -> None:
+    """Its processors may print, and so block; and what they make of our lines is anybody's guess."""
+    logger = log.get_logger("x")
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("our line went through the application's processors")
+
+    structlog.configure(processors=[refuse], wrapper_class=structlog.BoundLogger)
+    logger.info("ours", n=1)
+    logger.debug("not this")
+    assert [(line["event"], line["n"], line["logger"]) for line in lines(target)] == [("ours", 1, "x")]
+
+
+def test_an_application_that_only_uses_structlog_gets_the_context(target: Path) -> None:
+    log.bind_task(a_task())
+    structlog.get_logger().bind(user=7).info("theirs")
+    structlog.get_logger().debug("not this")
+    (line,) = lines(target)
+    assert (line["event"], line["user"], line["task_id"]) == ("theirs", 7, "t-1")
+
+
+def test_extra_fields_do_not_displace_ours(target: Path) -> None:
+    logging.getLogger("y").warning("text", extra={"level": "fatal", "event": "other", "timestamp": 0})
+    (line,) = lines(target)
+    assert (line["level"], line["event"], line["level_"]) == ("warning", "text", "fatal")
 
 
 def test_passwords_in_urls_are_masked_wherever_they_stand(target: Path) -> None:
