@@ -2,6 +2,9 @@
 
 Every end takes any number of runs and returns the entries that were *lost*: no longer pending, because
 somebody recovered them meanwhile. Nothing was changed for those, whatever the run's outcome was.
+
+``taken`` says that the runs began with :func:`fetch`. They then own their tasks only while the hash says so;
+entries of another beginning (a blocking read whose task was never read, a chronos-go server) leave no mark.
 """
 
 from __future__ import annotations
@@ -107,16 +110,20 @@ def create_group(queue: QueueKeys) -> Command[bool]:
     return call(script("group"), (queue.stream,), [GROUP], lambda reply: text(reply) == "created")
 
 
+def named(task_id: bytes | None, msg: Any) -> tuple[str, Any]:
+    """A task's id and message; for an entry that names none, or not in UTF-8, no id and what it held."""
+    if not task_id:
+        return "", msg
+    try:
+        return task_id.decode(), msg
+    except UnicodeDecodeError:
+        return "", b"task_id " + task_id
+
+
 def _delivery(reply: Any) -> Delivery:
     rows, gone = reply
     tasks = [
-        Fetched(
-            rows[i],
-            text(rows[i + 1]),
-            rows[i + 2],
-            _int(rows[i + 3]),
-            _float(rows[i + 4]),
-        )
+        Fetched(rows[i], *named(rows[i + 1], rows[i + 2]), _int(rows[i + 3]), _float(rows[i + 4]))
         for i in range(0, len(rows), 5)
     ]
     return Delivery(tasks, [text(task_id) for task_id in gone])
@@ -176,9 +183,9 @@ def body(queue: QueueKeys, task_id: str) -> Command[bytes | None]:
     return plain("HGET", queue.task(task_id), "msg")
 
 
-def complete(queue: QueueKeys, runs: Sequence[Done]) -> Command[Lost]:
+def complete(queue: QueueKeys, runs: Sequence[Done], *, taken: bool = True) -> Command[Lost]:
     """Ends runs that leave nothing behind: success without retention, or a discard."""
-    args: list[Any] = [GROUP, queue.task_prefix]
+    args: list[Any] = [GROUP, queue.task_prefix, _flag(taken)]
     for run in runs:
         args += (run.entry, run.task_id, run.lock)
     return call(script("complete"), (queue.stream,), args, _lost)
@@ -186,7 +193,7 @@ def complete(queue: QueueKeys, runs: Sequence[Done]) -> Command[Lost]:
 
 def retain(queue: QueueKeys, runs: Sequence[Kept]) -> Command[Lost]:
     """Ends successful runs whose tasks are kept."""
-    args: list[Any] = [GROUP, queue.task_prefix]
+    args: list[Any] = [GROUP, queue.task_prefix, _flag(True)]
     for run in runs:
         message = run.message
         args += (run.entry, message.id, message.unique_key)
@@ -194,9 +201,9 @@ def retain(queue: QueueKeys, runs: Sequence[Kept]) -> Command[Lost]:
     return call(script("retain"), (queue.stream, queue.completed), args, _lost)
 
 
-def retry(queue: QueueKeys, runs: Sequence[Again]) -> Command[Lost]:
+def retry(queue: QueueKeys, runs: Sequence[Again], *, taken: bool = True) -> Command[Lost]:
     """Ends runs whose tasks run again, later or at once."""
-    args: list[Any] = [GROUP, queue.task_prefix]
+    args: list[Any] = [GROUP, queue.task_prefix, _flag(taken)]
     for run in runs:
         state = State.RETRY if run.delay_s > 0 else State.PENDING
         msg = encode(run.message, state) if run.message else b""
@@ -205,9 +212,9 @@ def retry(queue: QueueKeys, runs: Sequence[Again]) -> Command[Lost]:
     return call(script("retry"), (queue.stream, queue.retry), args, _lost)
 
 
-def archive(queue: QueueKeys, runs: Sequence[Dead]) -> Command[Lost]:
+def archive(queue: QueueKeys, runs: Sequence[Dead], *, taken: bool = True) -> Command[Lost]:
     """Ends runs whose tasks are dead-lettered."""
-    args: list[Any] = [GROUP, queue.task_prefix]
+    args: list[Any] = [GROUP, queue.task_prefix, _flag(taken)]
     for run in runs:
         message = run.message
         args += (run.entry, run.task_id, message.unique_key if message else "")
@@ -256,6 +263,10 @@ def pending_for(queue: QueueKeys, consumer: str) -> Command[list[bytes]]:
 def unblock(client_id: int) -> Command[int]:
     """Has the server answer a blocking read of another connection at once, as if its time were up."""
     return plain("CLIENT", "UNBLOCK", client_id, "TIMEOUT")
+
+
+def _flag(value: bool) -> str:
+    return "1" if value else ""
 
 
 def _flat(fields: Mapping[str, Any]) -> list[Any]:

@@ -23,6 +23,7 @@ from chronosd.broker.consume import (
     body,
     bury,
     complete,
+    named,
     release,
     retry,
     undecodable,
@@ -112,6 +113,17 @@ class Settled:
             self.acknowledged + self.returned + self.retried + self.archived + self.discarded + self.dropped
         )
 
+    def add(self, other: Settled) -> None:
+        """Adds what became of other entries."""
+        self.acknowledged += other.acknowledged
+        self.returned += other.returned
+        self.retried += other.retried
+        self.archived += other.archived
+        self.discarded += other.discarded
+        self.dropped += other.dropped
+        self.lost += other.lost
+        self.archived_ids += other.archived_ids
+
 
 @dataclass(slots=True)
 class _Moves:
@@ -122,18 +134,18 @@ class _Moves:
     dead: list[Dead] = field(default_factory=list)
     buried: list[tuple[bytes, Message]] = field(default_factory=list)
 
-    def commands(self, queue: QueueKeys) -> list[Command[Any]]:
+    def commands(self, queue: QueueKeys, *, taken: bool) -> list[Command[Any]]:
         found: list[Command[Any]] = []
         if self.done:
-            found.append(complete(queue, self.done))
+            found.append(complete(queue, self.done, taken=taken))
         if self.returned:
             found.append(release(queue, self.returned, counted_in=Field.RETURNED))
         if self.restored:
             found.append(release(queue, self.restored))
         if self.again:
-            found.append(retry(queue, self.again))
+            found.append(retry(queue, self.again, taken=taken))
         if self.dead:
-            found.append(archive(queue, self.dead))
+            found.append(archive(queue, self.dead, taken=taken))
         return found + [bury(queue, entry, message) for entry, message in self.buried]
 
 
@@ -151,8 +163,12 @@ def look(queue: QueueKeys, entries: Sequence[bytes]) -> Command[list[Row]]:
 def _rows(reply: Any) -> list[Row]:
     rows = []
     for i in range(0, len(reply), 9):
-        entry, task_id, *rest = reply[i : i + 9]
-        rows.append(Row(entry, None if task_id is None else text(task_id), *rest))
+        entry, task_id, msg, *rest = reply[i : i + 9]
+        if task_id is None:
+            rows.append(Row(entry, None, msg, *rest))
+        else:
+            name, msg = named(task_id, msg)
+            rows.append(Row(entry, name, msg, *rest))
     return rows
 
 
@@ -217,8 +233,9 @@ def recover(
     (reply,) = yield [_autoclaim(queue, recoverer, min_idle_s, cursor, count)]
     if isinstance(reply, BrokerError):
         raise reply
-    following, entries = reply
-    summary = Settled()
+    following, entries, vanished = reply
+    # Deleted from the stream while they were pending (an operator, a trim): the server has cleared them.
+    summary = Settled(dropped=vanished)
     alive = [e for e in entries if text(e) in own]
     if alive:
         yield [give_back(queue, own[text(e)], [text(e)]) for e in alive]
@@ -242,12 +259,13 @@ def _fate_of_lost(row: Row) -> Fate:
 
 def _autoclaim(
     queue: QueueKeys, consumer: str, min_idle_s: float, cursor: str, count: int
-) -> Command[tuple[str, list[bytes]]]:
+) -> Command[tuple[str, list[bytes], int]]:
     words = ("XAUTOCLAIM", queue.stream, GROUP, consumer, round(min_idle_s * 1000), cursor)
     return plain(
         *words,
         *("COUNT", count, "JUSTID"),
-        parse=lambda reply: (text(reply[0]), [e for e in reply[1] if e]),
+        # servers before 7.0 do not tell what is deleted: those entries come along, and are found to be gone
+        parse=lambda reply: (text(reply[0]), [e for e in reply[1] if e], len(reply[2]) if reply[2:] else 0),
         repeatable=False,
     )
 
@@ -259,26 +277,30 @@ def _execute(
     summary: Settled,
 ) -> Steps[None]:
     """Decides and moves: one round trip for all, one more where a body has to be read singly."""
+    judged = [(queue, [(row, _due_fate(row, fate)) for row, fate in rows]) for queue, rows in judged]
     long = [
         (queue, row)
         for queue, rows in judged
         for row, fate in rows
         if row.msg == 0 and fate in (Fate.CHARGE, Fate.ACKNOWLEDGE) and row.task_id
     ]
-    bodies: dict[bytes, Any] = {}
+    bodies: dict[tuple[str, bytes], Any] = {}  # two queues may have equal entries
     for queue, row in long:  # one at a time: each may be as large as Redis allows
-        (bodies[row.entry],) = yield [body(queue, row.task_id or "")]
+        (bodies[queue.name, row.entry],) = yield [body(queue, row.task_id or "")]
     commands: list[Command[Any]] = []
     owners: list[str] = []
+    parts: dict[str, Settled] = {}
     for queue, rows in judged:
-        moves = _Moves()
+        part = parts[queue.name] = Settled()
+        begun, other = _Moves(), _Moves()
         for row, fate in rows:
-            found = bodies.get(row.entry, row.msg)
+            found = bodies.get((queue.name, row.entry), row.msg)
             if isinstance(found, BrokerError):
                 summary.errors[queue.name] = found
                 continue
-            _decide(queue, row._replace(msg=found), fate, death, policy, moves, summary)
-        made = moves.commands(queue)
+            moves = begun if row.sid == row.entry else other
+            _decide(queue, row._replace(msg=found), fate, death, policy, moves, part)
+        made = begun.commands(queue, taken=True) + other.commands(queue, taken=False)
         commands += made
         owners += [queue.name] * len(made)
     if not commands:
@@ -288,7 +310,19 @@ def _execute(
         if isinstance(result, BrokerError):
             summary.errors[name] = result
         elif isinstance(result, list):
-            summary.lost += len(result)
+            parts[name].lost += len(result)
+    for name, part in parts.items():
+        if name not in summary.errors:  # else its entries are settled, and counted, by the next attempt
+            summary.add(part)
+
+
+def _due_fate(row: Row, fate: Fate) -> Fate:
+    """Its fate, unless it was handed back so often that it has to be charged."""
+    return Fate.CHARGE if fate is Fate.RETURN and _often_returned(row) else fate
+
+
+def _often_returned(row: Row) -> bool:
+    return _number(row.returned) + 1 >= MAX_RETURNS
 
 
 def _decide(
@@ -309,8 +343,7 @@ def _decide(
         moves.buried.append((row.entry, undecodable(queue, row.entry, bytes(row.msg or b""))))
         summary.archived += 1
         return
-    if fate is Fate.RETURN and _number(row.returned) + 1 >= MAX_RETURNS:
-        fate = Fate.CHARGE
+    if fate is Fate.CHARGE and row.run != row.entry and _often_returned(row):
         death = replace(death, cause=f"{death.cause} (handed back unstarted {MAX_RETURNS} times)")
     if fate is Fate.RETURN:
         moves.returned.append((row.entry, row.task_id))

@@ -68,5 +68,5 @@ def trim(
     the oldest above ``keep`` (0: no limit).
     """
     age: Any = "" if age_s is None else round(age_s * 1000)
-    args = [queue.task_prefix, age, keep, limit]
+    args = [queue.task_prefix, int(state), age, keep, limit]
     return call(script("trim"), (queue.set_of(state),), args, lambda r: Trimmed(int(r[0]), int(r[1])))

@@ -1,16 +1,16 @@
 -- Purpose  Dead-letters tasks: keeps each, with its last error, until an operator or the janitor ends it.
 -- KEYS     1 stream (stream)  2 archived (zset, score = died at, unix seconds)
--- ARGV     1 group  2 task key prefix
+-- ARGV     1 group  2 task key prefix  3 '1' if fetch delivered them (see owns.lua), else ''
 --          then per task: entry, id, unique lock key ('' = none), msg ('' = unchanged),
 --          n, and n times: hash field, value ('' = delete the field)
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
 --#include owns
 --#include write
-local stream, archived, group, prefix = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local stream, archived, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local lost = {}
-local i = 3
+local i = 4
 
 while i <= #ARGV do
   local entry, id, lock, msg, n = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])
@@ -19,14 +19,15 @@ while i <= #ARGV do
   else
     redis.call('XDEL', stream, entry)
     local key = prefix .. id
-    if owns(stream, group, key, entry) then
+    local mine, gone = owns(stream, group, key, entry, taken)
+    if mine then
       if msg ~= '' then redis.call('HSET', key, 'msg', msg) end
       redis.call('HSET', key, 'state', '5')
       redis.call('HDEL', key, 'sid', 'run')
       write(key, i + 5, n)
       redis.call('ZADD', archived, string.format('%.6f', now), id)
     end
-    if lock ~= '' and redis.pcall('GET', lock) == id then redis.pcall('DEL', lock) end
+    if lock ~= '' and (mine or gone) and redis.pcall('GET', lock) == id then redis.pcall('DEL', lock) end
   end
   i = i + 5 + 2 * n
 end

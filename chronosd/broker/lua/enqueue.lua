@@ -26,7 +26,8 @@ for i = 2, #ARGV, 5 do
     end
   end
   if not word then
-    if held[1] or held[2] then
+    -- An id of the caller's own may have been used before: ended, deleted by hand, or half of it left.
+    if nonce ~= '' or held[1] or held[2] or held[3] then
       redis.call('DEL', key)
       for k = 2, 5 do redis.call('ZREM', KEYS[k], id) end
     end

@@ -7,11 +7,27 @@
 -- Returns  {rows, gone}: rows flat, five a task: entry, id, msg, crashes, unknown_since.
 --          id is false for an entry that names no task; msg then holds its fields as text.
 --          msg is false where the budget is spent: read it singly.
---          gone: ids whose task no longer exists; their entries are acknowledged and deleted.
+--          gone: ids whose task no longer exists, or is in another place already: pending under another
+--          entry, or in the set that its state names (chronos-go puts an id in use into the stream again,
+--          or into a set). Their entries are acknowledged and deleted.
 local stream, group, consumer = KEYS[1], ARGV[1], ARGV[2]
 local count, prefix, budget = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local sets = { ['6'] = KEYS[2], ['4'] = KEYS[3], ['5'] = KEYS[4], ['3'] = KEYS[5] }
 local rows, gone, n = {}, {}, 0
+
+local function drop(entry, id)
+  redis.call('XACK', stream, group, entry)
+  redis.call('XDEL', stream, entry)
+  gone[#gone + 1] = id
+end
+
+local function elsewhere(id, state, sid, entry)
+  local set = sets[state]
+  if set then return type(redis.pcall('ZSCORE', set, id)) == 'string' end
+  if state ~= '2' or not sid or sid == '' or sid == entry then return false end
+  local pending = redis.pcall('XPENDING', stream, group, sid, sid, 1)
+  return not pending.err and #pending > 0 and #redis.call('XRANGE', stream, sid, sid) > 0
+end
 
 local function take(entry, fields)
   local id = false
@@ -19,20 +35,18 @@ local function take(entry, fields)
     if fields[f] == 'task_id' then id = fields[f + 1] end
   end
   local msg, crashes, unknown = false, false, false
-  if not id then
+  if not id or id == '' then
+    id = false
     msg = string.sub(table.concat(fields, ' '), 1, 65536)
   else
     local key = prefix .. id
-    local task = redis.pcall('HMGET', key, 'msg', 'state', 'crashes', 'unknown_since')
+    local task = redis.pcall('HMGET', key, 'msg', 'state', 'crashes', 'unknown_since', 'sid')
     if task.err or not task[1] then
-      redis.call('XACK', stream, group, entry)
-      redis.call('XDEL', stream, entry)
+      drop(entry, id)
       if not task.err then redis.call('DEL', key) end -- a state without a message: a zombie of a stale move
-      gone[#gone + 1] = id
       return
     end
-    local set = sets[task[2]]
-    if set then redis.pcall('ZREM', set, id) end -- one place only; costs nothing in the usual case
+    if task[2] ~= '1' and elsewhere(id, task[2], task[5], entry) then return drop(entry, id) end
     redis.call('HSET', key, 'state', '2', 'sid', entry)
     crashes, unknown = task[3], task[4]
     budget = budget - #task[1]
@@ -48,6 +62,8 @@ for i = 6, #ARGV do
   if owner and owner[2] == consumer then
     local found = redis.call('XRANGE', stream, entry, entry)[1]
     if found then
+      -- A server at its memory limit takes no HSET as a script's first write, but any after this one.
+      redis.call('XCLAIM', stream, group, consumer, 0, entry, 'JUSTID')
       take(entry, found[2])
     else
       redis.call('XACK', stream, group, entry) -- deleted or trimmed while it was pending

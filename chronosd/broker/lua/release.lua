@@ -14,7 +14,7 @@ for i = 4, #ARGV, 2 do
   else
     redis.call('XDEL', stream, entry)
     local key = prefix .. id
-    if owns(stream, group, key, entry) then
+    if owns(stream, group, key, entry, false) then
       if counter ~= '' then redis.pcall('HINCRBY', key, counter, 1) end
       redis.call('HSET', key, 'state', '1', 'sid', '')
       redis.call('XADD', stream, '*', 'task_id', id)

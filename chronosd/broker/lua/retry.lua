@@ -1,17 +1,17 @@
 -- Purpose  Gives tasks another attempt: after a delay, or at once as new stream entries.
 -- KEYS     1 stream (stream)  2 retry (zset, score = due in unix seconds)
--- ARGV     1 group  2 task key prefix
+-- ARGV     1 group  2 task key prefix  3 '1' if fetch delivered them (see owns.lua), else ''
 --          then per task: entry, id, msg ('' = unchanged), delay in milliseconds (0 = at once),
 --          n, and n times: hash field, value ('' = delete the field)
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
 -- Note     A task that this run does not own any more is only acknowledged.
 --#include owns
 --#include write
-local stream, retry, group, prefix = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local stream, retry, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local lost = {}
-local i = 3
+local i = 4
 
 while i <= #ARGV do
   local entry, id, msg, delay, n = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
@@ -20,7 +20,7 @@ while i <= #ARGV do
   else
     redis.call('XDEL', stream, entry)
     local key = prefix .. id
-    if owns(stream, group, key, entry) then
+    if owns(stream, group, key, entry, taken) then
       if msg ~= '' then redis.call('HSET', key, 'msg', msg) end
       write(key, i + 5, n)
       if delay > 0 then

@@ -1,17 +1,22 @@
 -- Purpose  Deletes finished tasks of one set: those past their time, then the oldest above a number.
 -- KEYS     1 archived or completed (zset)
--- ARGV     1 task key prefix  2 age in milliseconds: a score this far in the past has passed ('' = no limit)
---          3 the most to keep (0 = no limit)  4 the most to delete in one call
+-- ARGV     1 task key prefix  2 the set's state (a number)  3 age in milliseconds: a score this far in the past has passed ('' = no limit)
+--          4 the most to keep (0 = no limit)  5 the most to delete in one call
 -- Returns  {deleted by age, deleted by number}
-local set, prefix, age, keep, limit = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+-- Note     A task that is in another state by now only leaves the set: it is alive.
+local set, prefix, state, age = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local keep, limit = tonumber(ARGV[4]), tonumber(ARGV[5])
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 
 local function drop(ids)
   if #ids == 0 then return 0 end
   local keys = {}
-  for i, id in ipairs(ids) do keys[i] = prefix .. id end
-  redis.call('DEL', unpack(keys))
+  for _, id in ipairs(ids) do
+    local stored = redis.pcall('HGET', prefix .. id, 'state')
+    if stored == state or stored == false then keys[#keys + 1] = prefix .. id end
+  end
+  if #keys > 0 then redis.call('DEL', unpack(keys)) end
   redis.call('ZREM', set, unpack(ids))
   return #ids
 end
