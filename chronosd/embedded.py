@@ -57,9 +57,7 @@ def find_binary() -> Path:
         if reason is None:
             return candidate
         reasons.append(reason)
-    raise ChronosError(
-        "; ".join(["no server binary for embedded://", *reasons]) + f": {embedded_binary.HOW_TO_GET}"
-    )
+    raise ChronosError(f"{'; '.join(reasons)}: {embedded_binary.HOW_TO_GET}")
 
 
 class EmbeddedServer:

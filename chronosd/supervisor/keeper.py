@@ -39,6 +39,8 @@ class Keeper:
 
     def tick(self, now: float) -> None:
         """Starts it if it does not run; never waits for it."""
+        # a server that ended unnoticed gives up its descriptor, and the next one gets the same number
+        self._unfollow()
         try:
             self._server.begin()
             if self._server.ready(timeout_s=0.05):
@@ -84,6 +86,5 @@ class Keeper:
         self._server.forget()
 
     def stop(self) -> None:
-        """Ends the server, with everything it acknowledged on disk."""
-        self._unfollow()
+        """Ends the server, with everything it acknowledged on disk; after the loop and its selector."""
         self._server.stop(_STOP_S)
