@@ -9,6 +9,7 @@ Called twice for one task, it asks twice; asking changes nothing.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from chronosd import RetryIn, Task
@@ -25,13 +26,13 @@ class Fetch:
     url: str = "https://prices.example/today"
     failures: int = 2
     """The service is down for so many attempts."""
-    busy: bool = False
-    """At the first attempt it says "come back in a quarter of a second"."""
+    busy_until: float = 0.0
+    """Until then (unix seconds) it says "come back in a quarter of a second"."""
 
 
 async def fetch(task: Task[Fetch]) -> str:
     """Returns what the service said."""
-    if task.args.busy and task.attempt == 1:
+    if time.time() < task.args.busy_until:
         raise RetryIn("250ms", f"{task.args.url} is busy", charge=False)
     if task.attempt <= task.args.failures:
         raise ServiceDown(f"{task.args.url} did not answer")

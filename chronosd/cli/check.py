@@ -62,7 +62,7 @@ def check(config_file: str | None, timeout: float, as_json: bool) -> int:
 
 
 def parts_of(problem: str) -> dict[str, Any]:
-    """``chronos.yaml:12:5: queues.low.weight: must be ...`` taken apart; just a message if it has no place."""
+    """``chronos.yaml:12:5: queues.low.weight: is ...`` taken apart; only a message if it has no place."""
     match = _PLACED.fullmatch(problem)
     if match is None:
         return {"message": problem}

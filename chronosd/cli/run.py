@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import click
 
+from chronosd import embedded
 from chronosd.cli.options import config_option, read_config
+from chronosd.config.schema import Config
+from chronosd.embedded import EmbeddedServer
 
 
 @click.command(short_help="Run the daemon.")
@@ -29,4 +32,15 @@ def run(config_file: str | None, burst: bool) -> int:
     from chronosd.supervisor import main as supervisor
     from chronosd.worker import main as worker
 
-    return supervisor.run(read_config(config_file), worker_target=worker.run, burst=burst)
+    config = read_config(config_file)
+    return supervisor.run(config, worker_target=worker.run, server=_embedded_server(config), burst=burst)
+
+
+def _embedded_server(config: Config) -> EmbeddedServer | None:
+    """The server of an ``embedded://`` URL, begun: where there is none to be had, one line says so now."""
+    url = config.redis.url
+    if not embedded.is_embedded(url):
+        return None
+    server = EmbeddedServer(embedded.state_dir(url, config.base))
+    server.begin()
+    return server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import smtplib
 import sqlite3
+import time
 from contextlib import closing
 from email.message import EmailMessage
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_the_flaky_service_answers_after_its_failures() -> None:
 
 
 def test_a_busy_service_costs_no_retry() -> None:
-    outcome = run(flaky.fetch, {"busy": True, "failures": 0})
+    outcome = run(flaky.fetch, {"busy_until": time.time() + 60, "failures": 0})
     assert isinstance(outcome, Postponed)
     assert (outcome.delay_s, outcome.charge) == (0.25, False)
 

@@ -1,0 +1,221 @@
+"""``chronosd task``: what is in a queue, and all that is known of one task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from chronosd.cli.options import find_server, json_option, reaching, server_options
+from chronosd.cli.output import instant, print_fields, print_json, print_table, span
+from chronosd.states import State
+
+if TYPE_CHECKING:
+    from chronosd.inspector import Inspector, ListedTask, TaskDetails
+
+_PAGE = 500
+_BRIEF = 60
+
+
+@click.group(short_help="Look at tasks.")
+def task() -> None:
+    """Looks at tasks."""
+
+
+@task.command("ls")
+@click.argument("queue")
+@click.argument("state", type=click.Choice([state.label for state in State]))
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, metavar="N", help="The most to list."
+)
+@server_options
+@json_option
+def ls(
+    queue: str,
+    state: str,
+    limit: int,
+    config_file: str | None,
+    redis_url: str | None,
+    namespace: str | None,
+    as_json: bool,
+) -> None:
+    """Lists tasks of QUEUE that are in STATE.
+
+    In order of time: pending and active by age, scheduled and retry by when they are due, archived by when
+    they failed for good, completed by when they are deleted. It is read in pages, so a task that moves
+    meanwhile may be missing or appear twice.
+
+    \b
+    Examples:
+      chronosd task ls default archived
+      chronosd task ls default pending --limit 1000 --json
+    """
+    server = find_server(config_file, redis_url, namespace)
+    with reaching(server), server.inspector() as inspector:
+        tasks = list(_pages(inspector, queue, State[state.upper()], limit))
+    if as_json:
+        print_json([_listed(one) for one in tasks])
+        return
+    columns, when = _columns(State[state.upper()])
+    print_table(columns, [_row(one, when) for one in tasks])
+
+
+@task.command("show")
+@click.argument("words", metavar="[QUEUE] ID", nargs=-1, required=True)
+@server_options
+@json_option
+def show(
+    words: tuple[str, ...],
+    config_file: str | None,
+    redis_url: str | None,
+    namespace: str | None,
+    as_json: bool,
+) -> None:
+    """Shows all that is stored of the task ID; without QUEUE it is looked for in every queue.
+
+    \b
+    Examples:
+      chronosd task show 5b1c3c9e-...
+      chronosd task show default report-2026-02 --json
+    """
+    if len(words) > 2:
+        raise click.UsageError("takes a task's id, or a queue and an id")
+    server = find_server(config_file, redis_url, namespace)
+    with reaching(server), server.inspector() as inspector:
+        found = inspector.find_task(words[0]) if len(words) == 1 else inspector.show_task(*words)
+    if as_json:
+        print_json(_details(found))
+    else:
+        print_fields(_lines(found))
+
+
+def _pages(inspector: Inspector, queue: str, state: State, limit: int) -> Iterator[ListedTask]:
+    after = ""
+    while limit > 0:
+        page = inspector.list_tasks(queue, state, after, min(limit, _PAGE))
+        yield from page.tasks
+        limit -= len(page.tasks)
+        after = page.next
+        if not after:
+            return
+
+
+def _listed(one: ListedTask) -> dict[str, Any]:
+    return {**asdict(one), "state": one.state.label}
+
+
+_WHEN = {
+    State.PENDING: "WAITING",
+    State.ACTIVE: "OWNER",
+    State.SCHEDULED: "DUE",
+    State.RETRY: "DUE",
+    State.ARCHIVED: "FAILED",
+    State.COMPLETED: "DELETED",
+}
+
+
+def _columns(state: State) -> tuple[list[str], str]:
+    when = _WHEN[state]
+    return ["ID", "KIND", "RETRIED", when, "ARGUMENTS", "ERROR"], when
+
+
+def _row(one: ListedTask, when: str) -> list[object]:
+    now = time.time()
+    match when:
+        case "OWNER":
+            moment: str | None = one.consumer
+        case "WAITING":
+            moment = None if one.enqueued_at is None else _ago(one.enqueued_at, now)
+        case _:
+            moment = None if one.at is None else _ago(one.at, now)
+    error = one.problem or one.last_err or one.error
+    return [
+        one.id,
+        one.kind or "-",
+        f"{one.retried}/{one.max_retry}" if one.kind else "-",
+        moment,
+        _brief(one.args) if one.kind else "-",
+        error[:_BRIEF] or "-",
+    ]
+
+
+def _ago(at: float, now: float) -> str:
+    if abs(at - now) > 1e9:  # a score that is no instant
+        return instant(at) or "-"
+    return f"{span(round(now - at))} ago" if at <= now else f"in {span(round(at - now))}"
+
+
+def _brief(args: Any) -> str:
+    text = _json(args)
+    return text if len(text) <= _BRIEF else text[: _BRIEF - 1] + "…"
+
+
+def _json(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # an integer beyond 64 bits, which Go may have written
+        return str(value)
+
+
+def _details(found: TaskDetails) -> dict[str, Any]:
+    facts = asdict(found)
+    for name in ("raw", "message", "places"):
+        del facts[name]
+    message = None
+    if found.message is not None:
+        message = asdict(found.message)
+        for name in ("payload", "result"):  # bytes; decoded above as args and result
+            del message[name]
+    return {
+        **facts,
+        "state": found.state.label if found.state is not None else None,
+        "places": {state.label: at for state, at in found.places.items()},
+        "message": message,
+        "raw": found.raw.decode("utf-8", "backslashreplace"),
+    }
+
+
+def _lines(found: TaskDetails) -> list[tuple[str, object]]:
+    message = found.message
+    lines: list[tuple[str, object]] = [
+        ("id", found.id),
+        ("queue", found.queue),
+        ("state", found.state.label if found.state is not None else "unknown"),
+    ]
+    if message is not None:
+        lines += [
+            ("kind", message.kind),
+            ("arguments", None if found.problem else _json(found.args)),
+            ("retried", f"{message.retried} of {message.max_retry}"),
+            ("when retries are spent", "dropped" if message.no_archive else "archived"),
+            ("last error", message.last_err),
+            ("kept after success", span(message.retention) if message.retention else None),
+            ("completed", instant(message.completed_at)),
+            ("result", _json(found.result) if message.result else None),
+        ]
+    lines += [
+        ("problem", found.problem),
+        ("error", found.error),
+        ("enqueued", instant(found.enqueued_at)),
+        *[(_PLACES[state], instant(at)) for state, at in found.places.items() if state in _PLACES],
+        ("running on", found.consumer),
+        ("lease renewed", f"{span(found.idle_s)} ago" if found.idle_s is not None else None),
+        ("no handler since", instant(found.unknown_since)),
+        ("crashes", found.crashes or None),
+    ]
+    for death in found.evidence:
+        when = instant(float(death["at"])) if isinstance(death.get("at"), int | float) else None
+        lines.append(("crash", f"{when or ''} {death.get('cause', '')} {death.get('worker', '')}".strip()))
+    return lines
+
+
+_PLACES = {
+    State.SCHEDULED: "due",
+    State.RETRY: "next attempt",
+    State.ARCHIVED: "failed for good",
+    State.COMPLETED: "deleted at",
+}
