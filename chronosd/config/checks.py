@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel
+
+from chronosd.config.fields import Seconds, retype
 from chronosd.config.nodes import Problem
 from chronosd.config.report import at, got
 from chronosd.config.schema import NOT_YET, Config, RetryConfig
 from chronosd.config.tree import Loc, Tree
-from chronosd.durations import format_duration, parse_duration
+from chronosd.durations import format_duration
 
 
 def check(tree: Tree) -> Iterator[Problem]:
@@ -29,7 +32,7 @@ def check(tree: Tree) -> Iterator[Problem]:
 def _not_yet(tree: Tree) -> Iterator[Problem]:
     for pattern, defaults in NOT_YET:
         for loc in _matches(tree.data, pattern, ()):
-            value = at(tree.data, loc)
+            value = retype(at(tree.data, loc))
             if not any(type(value) is type(default) and value == default for default in defaults):
                 yield _at_key(tree, loc, "not available in this version; leave it out")
 
@@ -42,24 +45,26 @@ def _nothing_to_run(tree: Tree) -> Iterator[Problem]:
 
 def _heartbeat(tree: Tree) -> Iterator[Problem]:
     beat, idle = ("heartbeat_interval",), ("recover_min_idle",)
-    beat_s, idle_s = (_seconds(tree, loc, Config.model_fields[loc[0]].default) for loc in (beat, idle))
+    beat_s, idle_s = _seconds(tree, beat, Config), _seconds(tree, idle, Config)
     if beat_s is not None and idle_s is not None and beat_s >= idle_s / 2:
         text = f"must be shorter than half of recover_min_idle, {format_duration(idle_s / 2)}"
         yield _between(tree, beat, idle, text, beat_s)
 
 
 def _backoff(tree: Tree) -> Iterator[Problem]:
-    def limits(loc: Loc, base: float | None, cap: float | None) -> tuple[float | None, float | None]:
-        return _seconds(tree, (*loc, "base"), base), _seconds(tree, (*loc, "cap"), cap)
-
-    fields = RetryConfig.model_fields
-    everywhere = limits(("retry",), fields["base"].default, fields["cap"].default)
     own = [("handlers", kind, "retry") for kind in _mapping(tree.data.get("handlers"))]
     for loc in (("retry",), *own):
-        base, cap = everywhere if loc == ("retry",) else limits(loc, *everywhere)
-        if _mapping(at(tree.data, loc)) and base is not None and cap is not None and base > cap:
+        if not _mapping(at(tree.data, loc)):
+            continue
+        base, cap = (_inherited(tree, loc, key) for key in ("base", "cap"))
+        if base is not None and cap is not None and base > cap:
             text = f"must not be longer than cap, {format_duration(cap)}"
             yield _between(tree, (*loc, "base"), (*loc, "cap"), text, base)
+
+
+def _inherited(tree: Tree, loc: Loc, key: str) -> float | None:
+    where = loc if (*loc, key) in tree.places else ("retry",)
+    return _seconds(tree, (*where, key), RetryConfig)
 
 
 def _two_passwords(tree: Tree) -> Iterator[Problem]:
@@ -87,12 +92,14 @@ def _between(tree: Tree, loc: Loc, other: Loc, text: str, value_s: float) -> Pro
     )
 
 
-def _seconds(tree: Tree, loc: Loc, default: float | None) -> float | None:
-    """The duration at ``loc``, ``default`` where there is none, None where it is wrong by itself."""
+def _seconds(tree: Tree, loc: Loc, section: type[BaseModel]) -> float | None:
+    """The duration at ``loc``, its default where there is none, None where it is wrong by itself."""
+    info = section.model_fields[str(loc[-1])]
     if loc not in tree.places:
-        return default
+        return float(info.default)
+    (limits,) = (mark for mark in info.metadata if isinstance(mark, Seconds))
     try:
-        return parse_duration(at(tree.data, loc))
+        return limits.read(at(tree.data, loc))
     except ValueError:
         return None
 

@@ -24,6 +24,9 @@ from chronosd.errors import ConfigError
 MAX_DEPTH = 60
 """Nesting of lists and mappings; the schema itself needs five levels."""
 
+MAX_PROBLEMS = 1000
+"""Told at once; the rest is counted. More mistakes than keys mean that it is another kind of file."""
+
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser where PyYAML was built with it: ten times faster, the same events."""
 
@@ -56,8 +59,15 @@ def parse(text: str, *, source: str, base: Path, env: Environ[str, str] | None =
     tree = build(root, os.environ if env is None else env)
     config = _validate(tree)
     if tree.problems or config is None:
-        raise ConfigError([problem.line(source) for problem in sorted(set(tree.problems))])
+        raise ConfigError(_lines(tree.problems, source))
     return _finish(config, Source(Path(os.path.abspath(base)) / Path(source).name, source, tree.marks()))
+
+
+def _lines(problems: list[Problem], source: str) -> list[str]:
+    found = sorted(set(problems))
+    lines = [problem.line(source) for problem in found[:MAX_PROBLEMS]]
+    more = len(found) - len(lines)
+    return [*lines, f"{source}: {more:,} more problems"] if more else lines
 
 
 def _validate(tree: Tree) -> Config | None:
@@ -133,15 +143,27 @@ def compose(text: str, loader: Any = _FAST_LOADER) -> Node:
 
 def _explained(error: yaml.MarkedYAMLError, text: str) -> SyntaxProblem:
     # The two parsers word and place the same mistake differently; the Python one is asked for both,
-    # so that a message does not depend on how PyYAML was built.
+    # so that a message does not depend on how PyYAML was built. Over some texts it takes quadratic time:
+    # so it composes, which ends at a few brackets, and is not asked about texts that nobody wrote by hand.
     try:
-        for _ in yaml.parse(text, Loader=yaml.SafeLoader):
-            pass
+        if len(text) <= 100_000:
+            _Composer(text, yaml.SafeLoader).root()
+    except SyntaxProblem as deep:
+        return deep
     except yaml.MarkedYAMLError as python_error:
         error = python_error
-    mark = error.problem_mark or error.context_mark
-    where = (mark.line + 1, mark.column + 1) if mark else START
-    return SyntaxProblem(where, syntax.sentence(error.problem or "", error.context or "", where, text))
+    problem, context = error.problem or "", error.context or ""
+    begun = _place(error.context_mark)
+    found = _place(error.problem_mark) or begun or START
+    # the end of the file is no place to look for a quote, nor the blank after a * for an alias
+    unclosed = "quoted scalar" in context and "end of stream" in problem
+    if begun and (unclosed or "alias" in context):
+        found = begun
+    return SyntaxProblem(found, syntax.sentence(problem, context, begun or found, found, text))
+
+
+def _place(mark: Any) -> Mark | None:
+    return (mark.line + 1, mark.column + 1) if mark else None
 
 
 class _Composer:

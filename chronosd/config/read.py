@@ -11,8 +11,8 @@ from pathlib import Path
 from chronosd.config.nodes import Mark
 from chronosd.errors import ConfigError
 
-MAX_BYTES = 1 << 20
-"""A configuration of thousands of handlers is a tenth of that; anything larger is another file."""
+MAX_BYTES = 512 << 10
+"""A configuration of a thousand handlers is a tenth of that; anything larger is another file."""
 
 # what YAML allows in a stream; parsers check it too, but differ in what they say and where
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -58,14 +58,17 @@ def position(before: str) -> Mark:
 def _bytes(path: str | Path) -> bytes:
     # O_NONBLOCK: opening a FIFO without writer would wait for ever
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise ConfigError([f"{path}: is a directory, not a file"])
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError([f"{path}: is not a regular file"])
-        raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            size = max(status.st_size, len(raw))
-            raise ConfigError([f"{path}: is {size:,} bytes long; a configuration has at most {MAX_BYTES:,}"])
-        return raw
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            raw = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(raw) > MAX_BYTES:
+        size = max(status.st_size, len(raw))
+        raise ConfigError([f"{path}: is {size:,} bytes long; a configuration has at most {MAX_BYTES:,}"])
+    return raw

@@ -10,8 +10,11 @@ from chronosd.config.nodes import Mark
 _QUOTE = 'quote a value that starts with * or @ or ends with ":", or that contains ": "'
 
 
-def sentence(problem: str, context: str, mark: Mark, text: str) -> str:
-    """Translate a scanner's or parser's ``problem`` at ``mark`` in ``text``."""
+def sentence(problem: str, context: str, begun: Mark, mark: Mark, text: str) -> str:
+    """Translate a scanner's or parser's ``problem`` at ``mark`` in ``text``.
+
+    ``context`` is what the parser was at, ``begun`` is where that began.
+    """
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     line = lines[mark[0] - 1] if mark[0] <= len(lines) else ""
     before, char = line[: mark[1] - 1], line[mark[1] - 1 : mark[1]]
@@ -31,7 +34,8 @@ def sentence(problem: str, context: str, mark: Mark, text: str) -> str:
         return "a list cannot begin here; put the - on a line of its own"
     if "flow" in context and "expected" in problem:
         opened = "{" if "mapping" in context else "["
-        return f"expected a comma or the end of what {opened} opened; quote values that contain {{}}[],"
+        missing = f"a comma is missing, or the end of what {opened} opened in line {begun[0]}"
+        return f"{missing}; quote values with any of {{}}[],"
     if "block" in context and "expected" in problem:
         return "is not indented as the lines above it, or a quote or colon is missing or too much"
     if "document start" in problem:
@@ -50,5 +54,5 @@ def _misplaced_colon(before: str, char: str) -> str:
 
 def _unclosed(context: str) -> str:
     if "quoted" in context:
-        return "the file ends inside a quoted value; a closing quote is missing"
+        return "the closing quote of this value is missing"
     return "the file ends too early; a closing bracket is missing"

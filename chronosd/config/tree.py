@@ -102,13 +102,14 @@ class _Walk:
         self.values += 1
         if self.values > MAX_VALUES:
             if self.values == MAX_VALUES + 1:
-                self.complain(loc, f"aliases multiply this file to more than {MAX_VALUES:,} values")
+                self.complain(loc, f"this is value number {MAX_VALUES:,}, aliases followed: too many")
             return None
         if isinstance(node, Scalar):
             return self.scalar(node, loc, expanding)
         expected = "seq" if isinstance(node, Sequence) else "map"
         if node.tag not in (None, "!", _CORE + expected):
             self.complain(loc, f"the tag {_tag(node.tag)} is not allowed here")
+            return _BROKEN
         if isinstance(node, Sequence):
             return self.sequence(node, loc, path, expanding)
         return self.mapping(node, loc, path, expanding)
@@ -154,7 +155,7 @@ class _Walk:
             out.append(self.value(item, here, join(path, index), expanding=expanding))
         return out
 
-    def mapping(self, node: Mapping, loc: Loc, path: str, expanding: bool) -> dict[str, Any]:
+    def mapping(self, node: Mapping, loc: Loc, path: str, expanding: bool) -> Any:
         out: dict[str, Any] = {}
         for key, key_node, value_node in self.pairs(node, loc, path, expanding):
             here = (*loc, key)
@@ -163,7 +164,8 @@ class _Walk:
             # what a task gets as arguments is the task's business, dollars included
             deeper = expanding and key != "args"
             out[key] = self.value(value_node, here, join(path, written), expanding=deeper)
-        return out
+        # a mapping of which no key could be used is not to be called empty
+        return out if out or not node.pairs else _BROKEN
 
     def pairs(
         self, node: Mapping, loc: Loc, path: str, expanding: bool

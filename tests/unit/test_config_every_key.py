@@ -1,0 +1,456 @@
+"""Every key of the schema, broken in every way, in every style of writing, all in one file each time.
+
+The table says for each key what is right and what is wrong with it; files are generated from it with one
+mistake per key, and each mistake has to be told at the line and column of its key, under its path. A key
+that is added to the schema fails the first test until it is in the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from chronosd.config.load import parse
+from chronosd.config.schema import NOT_YET, Config
+from chronosd.config.shorthand import MODULES
+from chronosd.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Key:
+    good: str
+    wrong: tuple[str, ...]
+    """Values of a wrong type or form; ``must be`` is said of each."""
+    low: tuple[str, ...] = ()
+    high: tuple[str, ...] = ()
+
+
+TEXTLESS = ("[]", "{}", "[a]", "{a: 1}")
+NUMBERS = ("5", "1.5", "true")
+
+
+def whole(good: str, low: str, high: str, *, nullable: bool = False) -> Key:
+    nothing = () if nullable else ("null",)
+    wrong = ("many", "1.5", "true", *nothing, '"3"', "1_000", "1:30", "5s", "''", "no", *TEXTLESS)
+    return Key(good, wrong, (low, "-1", "-99999999999999999999"), (high, "99999999999999999999"))
+
+
+def duration(good: str, *low: str, nullable: bool = False) -> Key:
+    wrong = ("soon", "5 m", "1:30", "true", "5x", "1h-3m", "5w", ".inf", ".nan", "''", *TEXTLESS)
+    nothing = () if nullable else ("null",)
+    return Key(good, (*wrong, *nothing), (*low, "-1ms", "-1", "-0.5"), ("3651d", "400000000", "99999999h"))
+
+
+def text(good: str, *wrong: str) -> Key:
+    return Key(good, (*wrong, *NUMBERS, *TEXTLESS))
+
+
+def size(good: str, low: tuple[str, ...], high: tuple[str, ...]) -> Key:
+    wrong = ("big", "5MB5", "1.5", "true", "null", "5M", "-1MiB", "-1", "0.5B", *TEXTLESS)
+    return Key(good, wrong, low, high)
+
+
+def word(good: str) -> Key:
+    return Key(good, ("loud", "null", *NUMBERS, *TEXTLESS, "''", good.upper()))
+
+
+PATHS = (
+    "app",
+    "app.mail.send",
+    "'app:'",
+    "':send'",
+    "'a b:c'",
+    "app:send()",
+    "'app:send '",
+    "../app.py:send",
+)
+URLS = (
+    "localhost", "redi://localhost", "'redis://'", "redis://h:port/0", "redis://h:70000", "redis://h/zero",
+    "'redis://h/0 '", "'redis://h/#'", "'unix://'", "embedded://data", "'redis://[::1'", "''",
+)  # fmt: skip
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    # what is no section: a list, a number, a text, nothing
+    "redis": ("[]", "5", "null", "true"),
+    "queues": ("5", "word", "null", "true"),
+    "queues.low": ("word", "[]", "true", "null"),
+    "handlers": ("5", "word", "null", "true"),
+    "handlers.job": ("5", "[]", "true", "null"),
+    "handlers.job.retry": ("5", "5s", "[]", "null"),
+    "on_dead_letter": ("5", "word", "[]", "true"),
+    "schedules": ("5", "word", "[]", "null"),
+    "schedules.tick": ("5", "word", "[]", "null"),
+    "retry": ("5", "5s", "[]", "null"),
+    "recycle": ("5", "word", "[]", "null"),
+    "janitor": ("5", "1m", "[]", "null"),
+    "http": ("5", "word", "[]", "true"),
+    "log": ("5", "info", "[]", "null"),
+}
+
+KEYS: dict[str, Key] = {
+    "namespace": text("chronos", "''", "null", "'a b'", "'{a}'", "'a*'", "'a?'", "'[a'", "':::'", r'"a\tb"'),
+    "name": text("blue", "''", "'a b'", "a/b", "-a", ".a", "a" * 65),
+    "pythonpath": Key("[.]", ("word", "5", "null", "true", "{}", "''")),
+    "setup": text("django:setup", *PATHS),
+    "redis.url": text("redis://localhost:6379/0", "null", *URLS),
+    "redis.password_file": text("secret", "''", r'"a\nb"'),
+    "workers": whole("2", "0", "1025"),
+    "concurrency": whole("64", "0", "10001"),
+    "queues.low.weight": whole("1", "0", "10001"),
+    "queues.low.max_in_flight": whole("null", "0", "1000001", nullable=True),
+    "queues.low.rate_limit": text("null", "''", "fast", "100", "0/s", "-1/s", "100/y", "1.5/s"),
+    "strict_priority": Key("false", ("yes", "no", "on", "0", "1", "null", '"true"', "''", *TEXTLESS)),
+    "handlers.job.import": text("app:job", "null", *PATHS),
+    "handlers.job.timeout": duration("2m", "0", "0s"),
+    "handlers.job.retry.base": duration("5s", "0"),
+    "handlers.job.retry.cap": duration("15m", "0"),
+    "middleware": Key("[]", ("word", "app:mw", "5", "null", "true", "{}")),
+    "lifespan": text("app:lifespan", *PATHS),
+    "on_dead_letter.kind": text("dead", "null"),
+    "on_dead_letter.queue": text("default", "null"),
+    "schedules.tick.kind": text("tick", "null"),
+    "schedules.tick.cron": text('"0 3 * * *"'),
+    "schedules.tick.every": duration("30s", "0", "0.5", nullable=True),
+    "schedules.tick.timezone": text("Europe/Berlin"),
+    "schedules.tick.args": Key("{}", ()),
+    "schedules.tick.queue": text("default", "null"),
+    "schedules.tick.misfire": word("skip"),
+    "timeout": duration("30m", "0", "0s", "0.0001"),
+    "startup_timeout": duration("60s", "0", "50ms"),
+    "reload_timeout": duration("60s", "0", "50ms"),
+    "max_payload": size("1MiB", ("0", "0B"), ("513MiB", "1TiB", "999999999999999999999")),
+    "retry.base": duration("5s", "0"),
+    "retry.cap": duration("15m", "0"),
+    "recover_min_idle": duration("30s", "0"),
+    "recover_interval": duration("15s", "0"),
+    "heartbeat_interval": duration("10s", "0"),
+    "forward_interval": duration("100ms", "0", "100us"),
+    "shutdown_timeout": duration("25s"),
+    "kill_grace": duration("5s"),
+    "stall_timeout": duration("5m", "0"),
+    "max_crashes": whole("3", "0", "1001"),
+    "recycle.max_tasks": Key("0", ("many", "null", "1.5", *TEXTLESS), ("-1",), ("1000000001",)),
+    "recycle.max_memory": size("0", (), ("2000TiB",)),
+    "janitor.interval": duration("1m", "0"),
+    "janitor.archived_retention": duration("90d"),
+    "janitor.max_archived": Key("0", ("many", "null", "1.5", *TEXTLESS), ("-1",), ("1000000001",)),
+    "janitor.max_completed": Key("10000", ("many", "null", "1.5", *TEXTLESS), ("-1",), ("1000000001",)),
+    "http.listen": text("127.0.0.1:9980", "null", "localhost", "':'", "h:70000", "h:x", "'http://h:80'"),
+    "control_socket": text("run/control.sock", "''", "a" * 101),
+    "log.level": word("info"),
+    "log.format": word("auto"),
+}
+
+NOT_BUILT = {".".join(pattern).replace("*", "low") for pattern, _ in NOT_YET}
+Expected = list[tuple[str, re.Pattern[str]]]
+
+
+# ---- writing files ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Written:
+    """A text in the making, and where each key was put: path → marks, one per time it was written."""
+
+    lines: list[str] = field(default_factory=lambda: [""])
+    marks: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def write(self, piece: str) -> None:
+        self.lines[-1] += piece
+
+    def key(self, path: str) -> None:
+        mark = (len(self.lines), len(self.lines[-1]) + 1)
+        self.marks.setdefault(path, []).append(mark)
+        self.write(path.rpartition(".")[2] + ": ")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+Pairs = list[tuple[str, "str | Pairs"]]
+
+
+def pairs(values: list[tuple[str, str]], prefix: str = "") -> Pairs:
+    """Nest a flat list of dotted paths; paths written twice stay twice."""
+    out: Pairs = []
+    for path, value in values:
+        parts = path.removeprefix(prefix).split(".")
+        if len(parts) == 1:
+            out.append((path, value))
+            continue
+        section = prefix + parts[0]
+        if not any(known == section and isinstance(inner, list) for known, inner in out):
+            inside = [(p, v) for p, v in values if p.startswith(section + ".")]
+            out.append((section, pairs(inside, section + ".")))
+    return out
+
+
+def block(written: Written, tree: Pairs, indent: int = 0) -> None:
+    for path, value in tree:
+        if written.lines[-1].strip():
+            written.lines.append("")
+        written.write("  " * indent)
+        written.key(path)
+        if isinstance(value, str):
+            written.write(value)
+        else:
+            block(written, value, indent + 1)
+
+
+def flow(written: Written, tree: Pairs) -> None:
+    written.write("{")
+    for index, (path, value) in enumerate(tree):
+        written.write(", " if index else "")
+        written.key(path)
+        if isinstance(value, str):
+            written.write(value)
+        else:
+            flow(written, value)
+    written.write("}")
+
+
+def mixed(written: Written, tree: Pairs) -> None:
+    """Block style at the top, flow style inside, as most people write it; comments between."""
+    for path, value in tree:
+        if written.lines[-1]:
+            written.lines += ["", "# a comment, and an empty line", ""]
+        written.key(path)
+        if isinstance(value, str):
+            written.write(value)
+        else:
+            flow(written, value)
+
+
+STYLES: dict[str, Callable[[Written, Pairs], None]] = {"block": block, "flow": flow, "mixed": mixed}
+
+
+def write(style: str, values: list[tuple[str, str]]) -> Written:
+    written = Written()
+    STYLES[style](written, pairs(values))
+    return written
+
+
+def problems(text_of_file: str) -> list[tuple[int, int, str, str]]:
+    """What is said of a file: line, column, path, sentence. Unavailable features are left out."""
+    with pytest.raises(ConfigError) as caught:
+        parse(text_of_file, source="chronos.yaml", base=Path("/etc/chronosd"), env={"SET": "x"})
+    found = []
+    for line in caught.value.problems:
+        assert "\n" not in line
+        match = re.fullmatch(r"chronos\.yaml:(\d+):(\d+): ([^ ]+): (.*)", line)
+        assert match, line
+        if not match[4].startswith("not available in this version"):
+            found.append((int(match[1]), int(match[2]), match[3], match[4]))
+    return found
+
+
+def expect(written: Written, broken: dict[str, str], occurrence: int = 0) -> None:
+    """Each broken path is told once, at its key, in words that match; and nothing else is told."""
+    found = {path: (line, column, sentence) for line, column, path, sentence in problems(written.text)}
+    missing, surplus = set(broken) - set(found), {p: found[p] for p in set(found) - set(broken)}
+    assert not missing, f"{missing} in {written.text}"
+    assert not surplus, f"{surplus} in {written.text}"
+    for path, pattern in broken.items():
+        line, column, sentence = found[path]
+        assert (line, column) == written.marks[path][occurrence], (path, written.text)
+        assert re.search(pattern, sentence), (path, sentence)
+
+
+def good(*without: str) -> list[tuple[str, str]]:
+    return [(path, key.good) for path, key in KEYS.items() if path not in without]
+
+
+# ---- the tests --------------------------------------------------------------------------------------
+
+
+def schema_paths(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Every path of the schema and whether it is a section; names stand for what users name."""
+    names = {"queues": "low", "handlers": "job", "schedules": "tick"}
+    for attribute, info in model.model_fields.items():
+        key = info.alias or attribute
+        if key == MODULES:
+            continue
+        path = prefix + key
+        sections = [info.annotation, *get_args(info.annotation)]
+        section = next((s for s in sections if isinstance(s, type) and issubclass(s, BaseModel)), None)
+        if key in names and section is not None and prefix == "":
+            yield path, True
+            path += "." + names[key]
+        yield path, section is not None
+        if section is not None:
+            yield from schema_paths(section, path + ".")
+
+
+def test_the_table_has_every_key_of_the_schema() -> None:
+    paths = list(schema_paths())
+    assert {path for path, section in paths if not section} == set(KEYS)
+    assert {path for path, section in paths if section} == set(SECTIONS)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_right_values_of_the_table_are_right(style: str) -> None:
+    values = good(*(p for p in KEYS if p.split(".")[0] in ("on_dead_letter", "schedules", "http")))
+    written = write(style, values)
+    config = parse(written.text, source="chronos.yaml", base=Path("/etc/chronosd"), env={})
+    for path, marks in written.marks.items():
+        assert config.where(path) == f"chronos.yaml:{marks[0][0]}:{marks[0][1]}"
+
+
+WRONG = list(zip_longest(*([(path, value) for value in key.wrong] for path, key in KEYS.items())))
+LOW = list(zip_longest(*([(path, value) for value in key.low] for path, key in KEYS.items())))
+HIGH = list(zip_longest(*([(path, value) for value in key.high] for path, key in KEYS.items())))
+
+
+def broken_by(row: tuple[tuple[str, str] | None, ...]) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    broken = dict(pair for pair in row if pair is not None)
+    return [(path, broken.get(path, key.good)) for path, key in KEYS.items()], broken
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("row", WRONG, ids=range(len(WRONG)))
+def test_every_key_of_a_wrong_type_is_told_at_its_key(style: str, row: Any) -> None:
+    values, broken = broken_by(row)
+    said = (
+        r"must be |must not |the URL|a URL |the path of the URL |a unix:// URL|such as|a kind |a queue name "
+    )
+    expect(write(style, values), dict.fromkeys(broken, said))
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("row", LOW, ids=range(len(LOW)))
+def test_every_key_below_its_range_is_told_at_its_key(style: str, row: Any) -> None:
+    values, broken = broken_by(row)
+    expect(
+        write(style, values),
+        {p: rf"^must be at least \d.* \(got .*{re.escape(v)}" for p, v in broken.items()},
+    )
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("row", HIGH, ids=range(len(HIGH)))
+def test_every_key_above_its_range_is_told_at_its_key(style: str, row: Any) -> None:
+    values, broken = broken_by(row)
+    expect(
+        write(style, values), {p: rf"^must be at most \d.* \(got .*{re.escape(v)}" for p, v in broken.items()}
+    )
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("index", range(4))
+def test_every_section_that_is_no_section_is_told_at_its_key(style: str, depth: int, index: int) -> None:
+    broken = {path: bad[index] for path, bad in SECTIONS.items() if path.count(".") == depth - 1}
+    whole_sections = tuple(path + "." for path in broken)
+    values = [(p, v) for p, v in good() if not p.startswith(whole_sections)]
+    written = write(style, [*values, *broken.items()])
+    forms = "must be (a mapping|a URL or a mapping|a weight or a mapping|an import path or a mapping)"
+    expect(written, dict.fromkeys(broken, forms + r".* \(got "))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_key_written_twice_is_told_at_the_second_with_the_line_of_the_first(style: str) -> None:
+    twice = [pair for pair in good() for _ in range(2)]
+    written = write(style, twice)
+    first = {path: marks[0][0] for path, marks in written.marks.items()}
+    keys = {p: re.escape(f'duplicate key "{p.rpartition(".")[2]}" (first at line {first[p]})') for p in KEYS}
+    expect(written, keys, occurrence=1)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_section_written_twice_is_told_at_the_second(style: str) -> None:
+    for depth in (0, 1, 2):
+        tree = pairs(good())
+        paths = {path for path in SECTIONS if path.count(".") == depth}
+        written = Written()
+        STYLES[style](written, doubled(tree, paths))
+        expect(written, {p: rf'^duplicate key "{p.rpartition(".")[2]}"' for p in paths}, occurrence=1)
+
+
+def doubled(tree: Pairs, paths: set[str]) -> Pairs:
+    out: Pairs = []
+    for path, value in tree:
+        inner = doubled(value, paths) if isinstance(value, list) else value
+        out += [(path, inner)] * (2 if path in paths else 1)
+    return out
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_key_misspelt_is_unknown_and_the_right_one_is_named(style: str) -> None:
+    sections = [p for p in SECTIONS if p not in ("queues.low", "handlers.job", "schedules.tick")]
+    names = [path for path in [*KEYS, *sections] if not path.startswith("schedules.tick.args")]
+    misspelt = {path: path + "x" for path in names}
+    written = write(style, [*good(), *((wrong, "1") for wrong in misspelt.values())])
+    expected = {}
+    for path, wrong in misspelt.items():
+        key = path.rpartition(".")[2]
+        expected[wrong] = f'^unknown key "{key}x"; did you mean "{key}"\\?$'
+    expect(written, expected)
+
+
+EXPANSIONS = {
+    '"${NO_SUCH_VARIABLE}"': "^the environment variable NO_SUCH_VARIABLE is not set; set it or write",
+    '"a${NO_SUCH_VARIABLE}b"': "^the environment variable NO_SUCH_VARIABLE is not set; set it or write",
+    '"${SET} ${SET"': r"^\$\{SET is not closed; write \$\$ for a dollar sign$",
+    '"${}"': r"^must be \$\{NAME\} or \$\{NAME:-default\} \(got \$\{\}\)$",
+    '"${SET-x}"': r"^must be \$\{NAME\} or \$\{NAME:-default\} \(got \$\{SET-x\}\)$",
+    '"${1ST}"': r"^must be \$\{NAME\} or \$\{NAME:-default\} \(got \$\{1ST\}\)$",
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("bad", EXPANSIONS)
+def test_every_key_with_a_bad_expansion_is_told_at_its_key(style: str, bad: str) -> None:
+    keys = [path for path in KEYS if path != "schedules.tick.args"]
+    written = write(style, [(path, bad) for path in keys])
+    expect(written, dict.fromkeys(keys, EXPANSIONS[bad]))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_key_that_expands_to_nonsense_is_told_without_the_value(style: str) -> None:
+    values = [(path, '"${SET}<&>${SET}"') for path in KEYS if path != "schedules.tick.args"]
+    # any text is right for these in this version
+    free = {"redis.password_file", "schedules.tick.cron", "schedules.tick.timezone", "control_socket"}
+    free |= {"on_dead_letter.kind", "on_dead_letter.queue", "schedules.tick.kind", "schedules.tick.queue"}
+    free |= {"namespace"}
+    written = write(style, values)
+    expected = {
+        path: r"\(got the value of \"\$\{SET\}<&>\$\{SET\}\"\)$" for path, _ in values if path not in free
+    }
+    expect(written, expected)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_key_takes_its_right_value_from_the_environment(style: str) -> None:
+    values = [(path, key.good) for path, key in KEYS.items() if not key.good.startswith(("[", "{"))]
+    values = [
+        (p, v)
+        for p, v in values
+        if v != "null" and p.split(".")[0] not in ("on_dead_letter", "schedules", "http")
+    ]
+    env = {path.replace(".", "_").upper(): value for path, value in values}
+    written = write(style, [(path, f'"${{{path.replace(".", "_").upper()}}}"') for path, _ in values])
+    plain = parse(write(style, values).text, source="chronos.yaml", base=Path("/x"), env={})
+    assert parse(written.text, source="chronos.yaml", base=Path("/x"), env=env) == plain
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_key_of_a_feature_that_is_not_built_says_so(style: str) -> None:
+    fine = {"queues.low.max_in_flight": "20", "queues.low.rate_limit": "100/s", "recycle.max_tasks": "1000"}
+    fine |= {"recycle.max_memory": "512MiB"}
+    written = write(style, [(path, fine.get(path, key.good)) for path, key in KEYS.items()])
+    with pytest.raises(ConfigError) as caught:
+        parse(written.text, source="chronos.yaml", base=Path("/x"), env={})
+    expected = [
+        f"chronos.yaml:{line}:{column}: {path}: not available in this version; leave it out"
+        for path, ((line, column), *_) in written.marks.items()
+        if path in NOT_BUILT
+    ]
+    assert sorted(caught.value.problems) == sorted(expected)
