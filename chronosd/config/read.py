@@ -57,7 +57,7 @@ def position(before: str) -> Mark:
 
 def _bytes(path: str | Path) -> bytes:
     # O_NONBLOCK: opening a FIFO without writer would wait for ever
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):

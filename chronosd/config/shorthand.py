@@ -21,6 +21,12 @@ MODULES = "handlers[]"
 def normalise(tree: Tree) -> None:
     """Rewrite ``tree.data`` in place."""
     data: dict[str, Any] = tree.data
+    if MODULES in data:
+        place = tree.place((MODULES,))
+        tree.problems.append(
+            Problem(place.mark, place.path, f'unknown key "{MODULES}"; did you mean "handlers"?')
+        )
+        del data[MODULES]
     if isinstance(data.get("redis"), str):
         data["redis"] = _wrap(tree, ("redis",), "url", data["redis"])
 

@@ -46,6 +46,12 @@ def test_a_list_of_handlers_names_modules() -> None:
     assert config.where("handlers[1]") == "chronos.yaml:2:23"
 
 
+def test_the_name_of_the_list_form_inside_is_no_key_of_the_file() -> None:
+    assert problems(MINIMAL + '"handlers[]": [m]\n') == [
+        'chronos.yaml:3:1: handlers[]: unknown key "handlers[]"; did you mean "handlers"?'
+    ]
+
+
 def test_a_handler_takes_from_the_top_level_what_it_does_not_set_itself() -> None:
     config = read(
         "queues: [default]\ntimeout: 1m\nretry: {base: 2s, cap: 10s}\n"
