@@ -4,11 +4,14 @@ Smooth weighted round-robin, as nginx has it: every queue gains credit by its we
 and pays. Asking for many at once does the same in one go. A queue that gave less than it was asked for is
 taken to be empty; it loses its credit, its share falls to the others, and it is asked for a single task
 every few milliseconds until it has one. (When all are empty the worker blocks on all of them instead.)
+
+Asking an empty queue costs a slot for a round trip. Where only one is free, every other ask goes to a queue
+that has work: else a worker with one slot and a distant Redis would ask empty queues for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 PROBE_S = 0.002
 """How soon an empty queue is asked again while others have work, per queue there is: the cost is bounded."""
@@ -25,57 +28,75 @@ class Picker:
     def __init__(self, weights: Sequence[int], *, strict: bool = False) -> None:
         self._weights = list(weights)
         self._strict = strict
-        self._credit = [0.0] * len(weights)
+        self._credit = [0] * len(weights)  # in slots times the sum of the weights; whole, so nothing drifts
         self._empty = [False] * len(weights)
-        self._asked_at = [0.0] * len(weights)
+        self._asked_at = [float("-inf")] * len(weights)
         self._order = sorted(range(len(weights)), key=lambda q: -weights[q])
         self._probe_s = 0.0 if strict else PROBE_S * len(weights)
+        self._only_probed = False
 
-    def share(self, free: int, now: float) -> list[tuple[int, int]]:
-        """(queue, how many) for up to ``free`` slots; ``now`` is monotonic seconds."""
+    def share(self, free: int, now: float, without: Collection[int] = ()) -> list[tuple[int, int]]:
+        """(queue, how many) for up to ``free`` slots; ``now`` is monotonic seconds.
+
+        Queues in ``without`` are not asked now.
+        """
         if free <= 0:
             return []
-        asks: list[tuple[int, int]] = []
-        stocked = [q for q in self._order if not self._empty[q]]
-        for queue in self._order:
-            if not self._empty[queue] or not free:
-                continue
-            if self._strict and stocked and self._weights[queue] < self._weights[stocked[0]]:
-                continue
-            if now - self._asked_at[queue] >= self._probe_s:
-                asks.append((queue, 1))
-                self._asked_at[queue] = now
-                free -= 1
+        order = [q for q in self._order if q not in without] if without else self._order
+        stocked = [q for q in order if not self._empty[q]]
+        asks = [] if len(stocked) == len(order) else self._probes(order, stocked, free, now)
+        free -= len(asks)
+        self._only_probed = bool(asks) and not free
         if not stocked or not free:
             return asks
         if self._strict:
             return [*asks, (stocked[0], free)]
         return asks + self._weighted(stocked, free)
 
-    def _weighted(self, stocked: list[int], free: int) -> list[tuple[int, int]]:
-        credit = self._credit
-        total = sum(self._weights[q] for q in stocked)
-        counts = dict.fromkeys(stocked, 0)
+    def _probes(
+        self, order: Sequence[int], stocked: Sequence[int], free: int, now: float
+    ) -> list[tuple[int, int]]:
+        due = [q for q in order if self._empty[q] and now - self._asked_at[q] >= self._probe_s]
+        if stocked:
+            if self._strict:  # lighter queues wait until the heavier one is drained
+                due = [q for q in due if self._weights[q] >= self._weights[stocked[0]]]
+            # the one that has waited longest first: with few slots all of them get their turn
+            due.sort(key=self._asked_at.__getitem__)
+            free = free - 1 if free > 1 else int(not self._only_probed)
+        due = due[:free]
+        for queue in due:
+            self._asked_at[queue] = now
+        return [(queue, 1) for queue in due]
+
+    def _weighted(self, stocked: Sequence[int], free: int) -> list[tuple[int, int]]:
+        credit, weights = self._credit, self._weights
+        total = sum([weights[q] for q in stocked])
+        counts = {}
         left = free
         for queue in stocked:
-            credit[queue] += free * self._weights[queue] / total
-            counts[queue] = max(int(credit[queue]), 0)
-        left -= sum(counts.values())
+            credit[queue] += free * weights[queue]
+            counts[queue] = count = max(credit[queue] // total, 0)
+            credit[queue] -= count * total
+            left -= count
         while left:  # fractions: to the richest first
-            step = 1 if left > 0 else -1
-            pool = stocked if left > 0 else [q for q in stocked if counts[q]]
-            queue = max(pool, key=lambda q: step * (credit[q] - counts[q]))
-            counts[queue] += step
-            left -= step
-        for queue in stocked:
-            credit[queue] -= counts[queue]
+            if left > 0:
+                queue = max(stocked, key=credit.__getitem__)
+                counts[queue] += 1
+                credit[queue] -= total
+                left -= 1
+            else:
+                # of equals the first keeps its place, as in nginx
+                queue = min([q for q in reversed(stocked) if counts[q]], key=credit.__getitem__)
+                counts[queue] -= 1
+                credit[queue] += total
+                left += 1
         return [(queue, count) for queue, count in counts.items() if count]
 
     def report(self, queue: int, asked: int, got: int) -> None:
         """How much a queue gave of what it was asked for."""
         self._empty[queue] = got < asked
         if got < asked:
-            self._credit[queue] = 0.0
+            self._credit[queue] = 0
 
     def stocked(self, queue: int) -> None:
         """A queue is known to have work."""
