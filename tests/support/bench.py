@@ -147,7 +147,7 @@ class Bench:
             found.sets[state] = {member.decode(): score for member, score in members}
         for key in redis.scan_iter(match=queue.task_prefix.replace("[", "\\[") + "*", count=1000):
             if redis.type(key) == b"hash":
-                task_id = key.decode().removeprefix(queue.task_prefix)
+                task_id = key.decode("utf-8", "backslashreplace").removeprefix(queue.task_prefix)
                 found.hashes[task_id] = self.hash(task_id)
         return found
 
