@@ -33,7 +33,7 @@ _FRAME = re.compile(r'File "(?!<frozen)([^"]+)", line (\d+)')
 
 def import_all(config: Config, timeout_s: float) -> dict[str, Any]:
     """What the child reported: a ``problems`` list if anything is wrong."""
-    words = [sys.executable, "-B", "-c", _CHILD, str(config.path), str(timeout_s)]
+    words = [sys.executable, "-B", "-P", "-c", _CHILD, _as_named(config), str(timeout_s)]
     try:
         child = subprocess.run(
             words,
@@ -61,6 +61,11 @@ def import_all(config: Config, timeout_s: float) -> dict[str, Any]:
 
 def _problem(config: Config, text: str) -> dict[str, Any]:
     return {"problems": [f"{config.where('handlers')}: handlers: {text}"]}
+
+
+def _as_named(config: Config) -> str:
+    """The file as the user named it, so that the child's messages name it in the same way."""
+    return config.where("").rsplit(":", 2)[0]
 
 
 def _import_path() -> list[str]:
