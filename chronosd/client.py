@@ -141,17 +141,18 @@ class Client:
                         for draft, word in zip(batch, result, strict=True):
                             draft.reply = word
                         bulk.note(batch)
-                return bulk.result()
+                break
             except BrokerError as exc:
                 in_doubt = isinstance(exc, BrokerUnavailable) and exc.maybe_enqueued
-                while unanswered:
+                while unanswered and not bulk.failed:
                     self._settle(bulk, unanswered.popleft(), in_doubt=in_doubt)
+                unanswered.clear()
+        return bulk.result()
 
     def _settle(self, bulk: Bulk, batch: list[Draft], *, in_doubt: bool = False) -> None:
         try:
-            self._deliver([batch])
+            self._deliver([batch], in_doubt=in_doubt or bulk.started)
         except BrokerUnavailable as exc:
-            exc.maybe_enqueued = exc.maybe_enqueued or in_doubt
             bulk.fail(exc)
         else:
             bulk.note(batch)
@@ -171,8 +172,9 @@ class Client:
     def __repr__(self) -> str:
         return f"Client({self._runner.target.label!r}, namespace={self.namespace!r})"
 
-    def _deliver(self, batches: Sequence[Sequence[Draft]]) -> None:
-        steps = delivery(batches, self._drafter.namespace, time.monotonic() + self._timeout_s)
+    def _deliver(self, batches: Sequence[Sequence[Draft]], *, in_doubt: bool = False) -> None:
+        until = time.monotonic() + self._timeout_s
+        steps = delivery(batches, self._drafter.namespace, until, in_doubt=in_doubt)
         try:
             attempt = next(steps)
             while True:

@@ -95,7 +95,7 @@ class AsyncClient:
 
         async def deliver(batch: list[Draft]) -> None:
             try:
-                await outbox.deliver([batch])
+                await outbox.deliver([batch], in_doubt=bulk.started)
             except BrokerUnavailable as exc:
                 bulk.fail(exc)
             else:
@@ -215,9 +215,10 @@ class _Outbox:
         else:
             call.fail(BrokerUnavailable("timed out", maybe_enqueued=call.sent))
 
-    async def deliver(self, batches: Sequence[Sequence[Draft]]) -> None:
+    async def deliver(self, batches: Sequence[Sequence[Draft]], *, in_doubt: bool = False) -> None:
         """Sends batches; every draft has its reply afterwards. Raises BrokerUnavailable."""
-        steps = delivery(batches, self._namespace, time.monotonic() + self._timeout_s)
+        until = time.monotonic() + self._timeout_s
+        steps = delivery(batches, self._namespace, until, in_doubt=in_doubt)
         try:
             attempt = next(steps)
             while True:

@@ -116,6 +116,16 @@ class Bulk:
             elif isinstance(reply, BrokerError):
                 self._failure = self._failure or reply
 
+    @property
+    def started(self) -> bool:
+        """Whether something has been stored."""
+        return self._stored > 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether something ended the call."""
+        return self._failure is not None
+
     def fail(self, error: BrokerError) -> None:
         """Notes what ended the call before every batch had its reply."""
         self._failure = error
@@ -152,18 +162,22 @@ class Attempt:
 Delivery = Generator[Attempt, list[Any], None]
 
 
-def delivery(batches: Sequence[Sequence[Draft]], namespace: Namespace, until: float) -> Delivery:
+def delivery(
+    batches: Sequence[Sequence[Draft]], namespace: Namespace, until: float, *, in_doubt: bool = False
+) -> Delivery:
     """Sends batches until the monotonic instant *until*, and notes every draft's reply.
 
     A generator of `Attempt`s: it is sent the results, or thrown the BrokerUnavailable that the runner raised.
-    What got no answer is sent a second time: a task that is stored already is found by its nonce or by its
-    id, which no other call has. What was refused for the moment (LOADING, BUSY, a demoted node) is sent again
-    while there is time.
+    What was sent and got no answer is sent again, as long as there is time: a task that is stored already is
+    found by its nonce, or by its id if no other call can have that. What was refused for the moment (LOADING,
+    BUSY, a demoted node) is sent again too. What could not be sent at all fails at once.
+
+    `in_doubt`: something was sent before, so there is no failing at once.
 
     Raises BrokerUnavailable, whose ``maybe_enqueued`` covers all attempts.
     """
     left = list(batches)
-    in_doubt = resent = False
+    lost = False
     attempt = Attempt(commands(namespace, left), until - monotonic())
     while True:
         try:
@@ -172,20 +186,23 @@ def delivery(batches: Sequence[Sequence[Draft]], namespace: Namespace, until: fl
             in_doubt = in_doubt or exc.maybe_enqueued
             exc.maybe_enqueued = in_doubt
             trouble: Trouble | None = exc.trouble
-            if trouble is not Trouble.RETRY and (resent or not in_doubt):
+            if trouble is not Trouble.RETRY and not in_doubt:
                 raise
             if monotonic() + _PAUSE_S >= until:
                 raise
-            resent = resent or trouble is not Trouble.RETRY
+            pause_s = 0.0 if not lost and trouble is not Trouble.RETRY else _PAUSE_S
+            lost = True
         else:
             trouble = _note(left, results, in_doubt)
             left = [batch for batch in left if isinstance(batch[0].reply, BrokerUnavailable)]
             if not left or monotonic() + _PAUSE_S >= until:
                 return
+            pause_s = 0.0 if trouble is Trouble.RECONNECT and not lost else _PAUSE_S
+            lost = True
         attempt = Attempt(
             commands(namespace, left),
             until - monotonic(),
-            pause_s=_PAUSE_S if trouble is Trouble.RETRY else 0.0,
+            pause_s=pause_s,
             reconnect=trouble is Trouble.RECONNECT,
         )
 
