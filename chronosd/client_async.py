@@ -137,8 +137,9 @@ class AsyncClient:
         loop = asyncio.get_running_loop()
         outbox = self._outboxes.get(loop)
         if outbox is None or outbox.pid != os.getpid():
-            for other in [known for known in self._outboxes if known.is_closed()]:
-                del self._outboxes[other]
+            for other in list(self._outboxes):  # a copy: other threads have loops of their own
+                if other.is_closed():
+                    self._outboxes.pop(other, None)
             outbox = self._outboxes[loop] = _Outbox(self._settings)
             await outbox.open()
         return outbox

@@ -16,7 +16,7 @@ from typing import Any, Final, TypedDict
 
 from chronosd.broker.enqueue import NewTask
 from chronosd.broker.keys import Namespace, QueueKeys
-from chronosd.broker.message import Message, encode
+from chronosd.broker.message import encode_new
 from chronosd.broker.payload import encode_args
 from chronosd.durations import parse_duration, parse_size
 from chronosd.errors import (
@@ -166,10 +166,8 @@ class Drafter:
             raise PayloadTooLarge(
                 f"{name}: the arguments are {len(payload)} bytes long, at most {self.max_payload} are taken"
             )
-        message = Message(
-            id_, name, keys.name, payload, 0, retries, discard is True, "", "", kept_s, 0, None, {}
-        )
-        new = NewTask(id_, encode(message, state), delay_ms, at_ms, nonce)
+        msg = encode_new(id_, name, keys.name, payload, retries, discard is True, kept_s, state)
+        new = NewTask(id_, msg, delay_ms, at_ms, nonce)
         return Draft(new, name, keys, state, retries, kept_s)
 
     def drafts(self, tasks: Iterable[Sequence[Any]]) -> Iterator[Draft]:

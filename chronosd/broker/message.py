@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import orjson
@@ -140,6 +141,35 @@ def encode(message: Message, state: State) -> bytes:
         return go_escapes(orjson.dumps(fields))
     except TypeError as exc:
         raise MessageError(f"task {ascii(message.id)[:100]} cannot be written: {exc}") from None
+
+
+def encode_new(
+    id_: str,
+    kind: str,
+    queue: str,
+    payload: bytes,
+    max_retry: int,
+    no_archive: bool,
+    retention: int,
+    state: State,
+) -> bytes:
+    """What `encode` makes of a new task, faster: most of the text is the same for all of a kind."""
+    head, middle, tail = _frame(kind, queue, max_retry, no_archive, retention, state)
+    safe = id_.replace("-", "")
+    id_text = id_.encode() if safe.isascii() and safe.isalnum() else go_escapes(orjson.dumps(id_))[1:-1]
+    return b"".join((head, id_text, middle, b2a_base64(payload, newline=False), tail))
+
+
+@lru_cache(maxsize=1024)
+def _frame(
+    kind: str, queue: str, max_retry: int, no_archive: bool, retention: int, state: State
+) -> tuple[bytes, bytes, bytes]:
+    """The text before the id, between id and payload, and after the payload."""
+    text = encode(Message("", kind, queue, b"", 0, max_retry, no_archive, retention=retention), state)
+    # neither mark can stand inside a string: its quotes would be escaped
+    head, _, rest = text.partition(b'","kind":')
+    middle, _, tail = rest.partition(b'"payload":""')
+    return head, b'","kind":' + middle + b'"payload":"', b'"' + tail
 
 
 def _add_workflow(fields: dict[str, Any], message: Message) -> None:

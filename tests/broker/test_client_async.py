@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,20 @@ assert len(os.listdir("/proc/self/fd")) == before
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_one_client_serves_loops_in_several_threads_at_once(
+    redis_url: str, namespace: str, redis: Redis
+) -> None:
+    client = AsyncClient(redis_url, namespace=namespace)
+
+    async def main(_: int) -> None:
+        for _ in range(20):
+            await asyncio.gather(*[client.enqueue("k", {}) for _ in range(5)])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: asyncio.run(main(n)), range(24)))
+    assert len(stream(redis, namespace)) == 24 * 20 * 5
 
 
 @pytest.mark.parametrize("run", RUNNERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronosd.broker.message import Message, decode, encode
+from chronosd.broker.message import Message, decode, encode, encode_new
 from chronosd.errors import MessageError
 from chronosd.states import State
 
@@ -248,6 +249,33 @@ def test_a_message_survives_the_wire(message: Message, state: State) -> None:
     assert not set(b"<>&") & set(raw)
     again = encode(decode(raw), state)
     assert encode(decode(again), state) == again
+
+
+@given(
+    texts,
+    st.text(st.sampled_from('ab-"\\<&é","kind":"payload":""')),
+    texts,
+    st.binary(),
+    ints,
+    st.booleans(),
+    ints,
+    st.sampled_from([State.PENDING, State.SCHEDULED]),
+)
+def test_the_short_way_to_write_a_new_task_writes_the_same(
+    id_: str,
+    kind: str,
+    queue: str,
+    payload: bytes,
+    max_retry: int,
+    no_archive: bool,
+    retention: int,
+    state: State,
+) -> None:
+    message = Message(id_, kind, queue, payload, 0, max_retry, no_archive, retention=retention)
+    for one in (message, replace(message, id=kind, kind=id_ or "k")):
+        assert encode_new(
+            one.id, one.kind, queue, payload, max_retry, no_archive, retention, state
+        ) == encode(one, state)
 
 
 @given(st.binary())
