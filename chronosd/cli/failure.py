@@ -27,6 +27,11 @@ CONFIG = 78
 """The configuration or an import is wrong (EX_CONFIG)."""
 INTERRUPTED = 130
 
+_ASKED_NOTHING: tuple[type[click.UsageError], ...] = tuple(
+    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])  # from click 8.2 on
+)
+"""What click raises for a group without a command; its message is the whole help."""
+
 
 def guarded(command: Callable[[], int | None]) -> int:
     """Runs ``command``; returns its exit code, or that of what it raised, which is printed."""
@@ -42,6 +47,8 @@ def guarded(command: Callable[[], int | None]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except click.UsageError as exc:
+        if isinstance(exc, _ASKED_NOTHING):
+            return _say([exc.format_message()], USAGE)
         name = exc.ctx.command_path if exc.ctx else "chronosd"
         return _say([f"{name}: {_sentence(exc.format_message())}; see `{name} --help`"], USAGE)
     except click.ClickException as exc:

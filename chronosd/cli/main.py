@@ -25,8 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _call(words: list[str]) -> int | None:
     from chronosd.cli.commands import chronosd
 
-    result: int | None = chronosd.main(words, prog_name="chronosd", standalone_mode=False)
-    return result
+    # not its main(): that ends the process by itself when a pipe breaks
+    with chronosd.make_context("chronosd", words) as context:
+        result: int | None = chronosd.invoke(context)
+        return result
 
 
 if __name__ == "__main__":

@@ -60,6 +60,16 @@ def test_the_help_of_a_command_has_an_example_that_calls_it(
     assert f"      chronosd {' '.join(words)}".replace("      ", "  ") in done.stdout
 
 
+@pytest.mark.parametrize(("words", "named"), [([], "enqueue"), (["queue"], "ls"), (["task"], "show")])
+def test_a_group_without_a_command_lists_its_commands(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"\n  {named} " in err
+
+
 def test_a_mistyped_command_is_one_line_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["enque"]) == 2
     assert (
