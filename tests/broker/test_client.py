@@ -384,7 +384,7 @@ def test_when_the_server_dies_among_many_the_error_says_that_some_may_be_stored(
             yield ("k", {"n": n})
 
     with (
-        Client(fresh_server.url) as client,
+        Client(fresh_server.url, timeout=0.5) as client,
         pytest.raises(BrokerUnavailable, match="tasks were enqueued") as caught,
     ):
         client.enqueue_many(tasks())
@@ -411,6 +411,21 @@ def test_a_full_server_refuses_and_an_operator_has_to_act(fresh_server: Embedded
             client.enqueue_many([("k", {})] * 2000)
         redis.config_set("maxmemory", 0)
         client.enqueue("k", {})
+
+
+@pytest.mark.parametrize(("key", "options"), [("stream", {}), ("scheduled", {"delay": 5})])
+def test_a_key_of_another_type_in_the_way_is_reported_and_leaves_nothing_behind(
+    client: Client, redis: Redis, namespace: str, key: str, options: Any
+) -> None:
+    """The body was stored before the place was found to be taken, and blocked its id for ever."""
+    redis.set(f"{namespace}:{{default}}:{key}", "in the way")
+    with pytest.raises(BrokerRefused, match="WRONGTYPE"):
+        client.enqueue("k", {}, task_id="a", **options)
+    assert stored(redis, namespace, "a") == {}
+    with pytest.raises(BrokerRefused, match=r"WRONGTYPE.*\(no task was enqueued\)"):
+        client.enqueue_many([("k", {}, options)] * 1200)
+    redis.delete(f"{namespace}:{{default}}:{key}")
+    assert client.enqueue("k", {}, task_id="a", **options).id == "a"
 
 
 def test_a_wrong_password_is_refused_and_not_shown(fresh_server: EmbeddedServer) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 import time
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -33,6 +37,40 @@ def test_a_task_without_options_is_go_s_default_task() -> None:
     assert uuid.UUID(message.id).version == 4
     assert (made.new.delay_ms, made.new.at_ms, made.new.nonce) == (0, None, "")
     assert made.state is State.PENDING
+
+
+@dataclass
+class Mail:
+    """Go's struct of the dumps."""
+
+    to: str
+    n: int
+
+
+def _go_tasks() -> list[Any]:
+    wire = Path(__file__).parent.parent / "data" / "wire"
+    found = []
+    for name in ("plain", "options", "delayed", "pause", "same_id_twice", "recover_0_crashed"):
+        for value in json.loads((wire / f"{name}.json").read_text()).values():
+            if value["type"] == "hash":
+                found.append(pytest.param(value["fields"]["msg"], id=f"{name}-{value['msg_decoded']['id']}"))
+    return found
+
+
+@pytest.mark.parametrize("msg", _go_tasks())
+def test_the_message_is_byte_for_byte_that_of_a_go_producer_with_the_same_options(msg: str) -> None:
+    go = json.loads(msg)
+    made = DRAFTER.draft(
+        go["kind"],
+        Mail(**json.loads(base64.b64decode(go["payload"]))),
+        queue=go["queue"],
+        max_retry=go["max_retry"],
+        delay=30 if go["state"] == State.SCHEDULED else None,
+        retention=go.get("retention"),
+        task_id=go["id"],
+        discard=go["no_archive"],
+    )
+    assert made.new.msg.decode() == msg
 
 
 def test_a_task_without_arguments_carries_an_empty_object() -> None:

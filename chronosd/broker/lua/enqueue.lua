@@ -32,13 +32,14 @@ for i = 2, #ARGV, 5 do
       for k = 2, 5 do redis.call('ZREM', KEYS[k], id) end
     end
     if mode == 'now' or (mode == 'at' and ms / 1000 <= now) then
-      redis.call('HSET', key, 'msg', msg, 'state', '1', 'enqueued_at', now_ms, 'nonce', nonce)
+      -- the place first: a key of another type there must not leave a body behind that blocks its id
       redis.call('XADD', stream, '*', 'task_id', id)
+      redis.call('HSET', key, 'msg', msg, 'state', '1', 'enqueued_at', now_ms, 'nonce', nonce)
       word = 'pending'
     else
       local due = mode == 'in' and now + ms / 1000 or ms / 1000
-      redis.call('HSET', key, 'msg', msg, 'state', '6', 'enqueued_at', now_ms, 'nonce', nonce)
       redis.call('ZADD', KEYS[2], string.format('%.6f', due), id)
+      redis.call('HSET', key, 'msg', msg, 'state', '6', 'enqueued_at', now_ms, 'nonce', nonce)
       word = 'scheduled'
     end
   end
