@@ -109,12 +109,12 @@ def _listed(one: ListedTask) -> dict[str, Any]:
 
 
 _WHEN = {
-    State.PENDING: "WAITING",
+    State.PENDING: "ENQUEUED",
     State.ACTIVE: "OWNER",
     State.SCHEDULED: "DUE",
     State.RETRY: "DUE",
     State.ARCHIVED: "FAILED",
-    State.COMPLETED: "DELETED",
+    State.COMPLETED: "EXPIRES",
 }
 
 
@@ -128,7 +128,7 @@ def _row(one: ListedTask, when: str) -> list[object]:
     match when:
         case "OWNER":
             moment: str | None = one.consumer
-        case "WAITING":
+        case "ENQUEUED":
             moment = None if one.enqueued_at is None else _ago(one.enqueued_at, now)
         case _:
             moment = None if one.at is None else _ago(one.at, now)
@@ -217,5 +217,5 @@ _PLACES = {
     State.SCHEDULED: "due",
     State.RETRY: "next attempt",
     State.ARCHIVED: "failed for good",
-    State.COMPLETED: "deleted at",
+    State.COMPLETED: "expires",
 }
