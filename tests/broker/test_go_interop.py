@@ -1,4 +1,4 @@
-"""chronos-go on the same queue: it overwrites ids in use, moves others' entries, writes none of our fields."""
+"""chronos-go on the same queue: it overwrites ids in use, moves others' entries, knows none of our fields."""
 
 from __future__ import annotations
 
