@@ -16,6 +16,7 @@ import click
 
 from chronosd.cli.options import find_server, json_option, reaching, server_options
 from chronosd.cli.output import note, print_json, shown
+from chronosd.durations import parse_duration
 from chronosd.errors import BrokerUnavailable, InvalidTask
 
 if TYPE_CHECKING:
@@ -78,10 +79,10 @@ def enqueue(
         raise click.UsageError("KIND must not be empty")
     options = {
         "queue": queue,
-        "delay": delay,
+        "delay": delay if delay is None else duration("--in", delay),
         "at": None if at is None else parse_instant(at),
         "max_retry": max_retry,
-        "retention": retention,
+        "retention": retention if retention is None else duration("--retention", retention),
         "task_id": task_id,
         "discard": discard or None,
     }
@@ -121,6 +122,14 @@ def parse_args(text: str | None) -> Any:
         raise InvalidTask(f"the arguments are not JSON: {exc}{hint}") from None
     except RecursionError:
         raise InvalidTask("the arguments are nested too deeply") from None
+
+
+def duration(option: str, text: str) -> float:
+    """Seconds. Raises InvalidTask that names the option."""
+    try:
+        return parse_duration(text)
+    except ValueError as exc:
+        raise InvalidTask(f"{option} {exc}") from None
 
 
 def parse_instant(text: str) -> datetime | float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +29,8 @@ CONFIG = 78
 """The configuration or an import is wrong (EX_CONFIG)."""
 INTERRUPTED = 130
 
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
 _ASKED_NOTHING: tuple[type[click.UsageError], ...] = tuple(
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])  # from click 8.2 on
 )
@@ -35,14 +39,14 @@ _ASKED_NOTHING: tuple[type[click.UsageError], ...] = tuple(
 
 def guarded(command: Callable[[], int | None]) -> int:
     """Runs ``command``; returns its exit code, or that of what it raised, which is printed."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII terminal must not end a listing
     try:
         code = command()
         sys.stdout.flush()  # here, where a reader that has gone away can still be caught
         return code or OK
     except BrokenPipeError:
-        # `... | head`: the reader has what it wanted. Python flushes stdout once more at its exit.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()  # `... | head`: the reader has what it wanted
         return OK
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -60,9 +64,18 @@ def guarded(command: Callable[[], int | None]) -> int:
     except ChronosError as exc:
         return _say([f"chronosd: {explain(exc)}"], code_of(exc))
     except OSError as exc:
+        if exc.errno in _CANNOT_WRITE:
+            _abandon_stdout()
+            return _say([f"chronosd: cannot write: {exc.strerror}"], RUNTIME)
         if exc.filename is None:  # not about a file that somebody named: a fault
             raise
         return _say([f"chronosd: {exc.filename}: {exc.strerror}"], RUNTIME)
+
+
+def _abandon_stdout() -> None:
+    # Python flushes it once more at its exit, and would complain again
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def code_of(exc: ChronosError) -> int:

@@ -1,11 +1,12 @@
 """The entry point: signals first, then the commands, then one line for whatever went wrong.
 
-Nothing but `sys` is imported up here. ``chronosd run`` must be catching signals before it imports anything
+Nothing of weight is imported up here. ``chronosd run`` must be catching signals before it imports anything
 that takes time: a SIGTERM in that first tenth of a second must be obeyed, and a SIGHUP must not kill.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_streams()
     if words[:1] == ["run"]:
         from chronosd.supervisor import signals
 
@@ -20,6 +22,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     from chronosd.cli import failure
 
     return failure.guarded(lambda: _call(words))
+
+
+def _open_standard_streams() -> None:
+    """Makes sure that 0, 1 and 2 are open (`>&-`): else a socket to Redis could get one of them, and what a
+    handler prints would go there."""
+    for fd, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            stream = open(fd, "r" if fd == 0 else "w", closefd=False)  # noqa: SIM115 - for good
+            setattr(sys, name, stream)
 
 
 def _call(words: list[str]) -> int | None:

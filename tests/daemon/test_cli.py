@@ -234,6 +234,34 @@ def test_a_reader_that_has_seen_enough_is_no_error(shell: Shell, client: Client)
         assert process.wait(30) == 0
 
 
+def test_a_full_disk_is_one_line(shell: Shell, client: Client) -> None:
+    client.enqueue("k")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "chronosd", "queue", "ls", *shell.options],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert one_line(done) == "chronosd: cannot write: No space left on device"
+
+
+def test_closed_standard_streams_are_no_error(shell: Shell, client: Client) -> None:
+    """With descriptor 1 closed, the connection to Redis got it, and the listing was written to the server."""
+    client.enqueue("k")
+    line = " ".join([sys.executable, "-m", "chronosd", "queue", "ls", *shell.options])
+    done = subprocess.run(
+        ["sh", "-c", f"exec {line} <&- >&-"], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_that_knows_only_ascii_gets_escapes(shell: Shell, client: Client) -> None:
+    client.enqueue("k", {"text": "grüße"})
+    done = shell.plain("task", "ls", "default", "pending", *shell.options, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gr\xfc\xdfe" in done.stdout
+
+
 def test_a_mute_server_is_reported_and_not_waited_for(shell: Shell, proxy: Any) -> None:
     proxy.mode = "mute"
     began = time.monotonic()
@@ -285,6 +313,35 @@ def test_a_daemon_that_cannot_start_says_why_with_its_exit_code(
     one = daemon(handlers=handlers, config={"handlers": {"k": "handlers:f"}, **keys}).start(wait=False)
     assert one.wait(30) == code
     assert "Traceback" not in one.log_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "is_sound"),
+    [
+        ("async def f(task): ...", True),
+        ("f = lambda task: None", True),
+        ("import functools\nasync def g(x, task): ...\nf = functools.partial(g, 1)", True),
+        ("class C:\n    async def __call__(self, task): ...\nf = C()", True),
+        ("import queue\nasync def f(task): queue.Queue", True),
+        ("class f: ...", False),
+        ("def f(task): yield", False),
+        ("async def f(task): yield", False),
+        ("async def f(): ...", False),
+        ("f = 7", False),
+        ("import handlers\nhandlers.g\nasync def f(task): ...", False),
+    ],
+)
+def test_check_gives_the_verdict_of_the_daemon(
+    source: str, is_sound: bool, daemon: Callable[..., Daemon]
+) -> None:
+    one = daemon(handlers=source, config={"handlers": {"k": "handlers:f"}}).start(wait=is_sound)
+    checked = one.run_command("check", "-c", str(one.config_path))
+    assert (checked.returncode == 0) == is_sound, checked.stderr
+    if is_sound:
+        assert one.stop() == 0
+    else:
+        assert one.wait(30) in (4, 78)
+        assert len(checked.stderr.splitlines()) == 1
 
 
 def test_run_with_a_broken_file_prints_its_problems_and_exits_with_78(shell: Shell, tmp_path: Path) -> None:
