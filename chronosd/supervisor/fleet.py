@@ -16,7 +16,7 @@ from typing import Protocol
 
 from chronosd.board import Board, Cell
 from chronosd.config.schema import Config
-from chronosd.link import Link, WorkerSpec
+from chronosd.link import Link, WorkerSpec, board_capacity
 from chronosd.log import get_logger
 from chronosd.supervisor import process
 from chronosd.supervisor.incarnation import Incarnation
@@ -28,9 +28,6 @@ from chronosd.supervisor.verdict import Entry, Reason
 log = get_logger("chronosd.supervisor")
 
 WorkerTarget = Callable[[WorkerSpec], int]
-
-EXIT_COULD_NOT_LOAD = 4
-EXIT_BAD_CONFIG = 78
 
 
 class Phase(Enum):
@@ -89,11 +86,6 @@ class Worker:
         self.link.close()
         self.stacks.close()
         self.board.close()
-
-
-def board_capacity(config: Config) -> int:
-    """Slots for everything a worker may hold: running, completing, read ahead, one entry per queue."""
-    return 2 * config.concurrency + max(config.concurrency, 64) + len(config.queues)
 
 
 class Watcher(Protocol):

@@ -15,7 +15,7 @@ from typing import Protocol
 from chronosd.log import get_logger
 from chronosd.supervisor import process, signals
 from chronosd.supervisor.availability import Availability
-from chronosd.supervisor.fleet import EXIT_COULD_NOT_LOAD, Fleet, Worker
+from chronosd.supervisor.fleet import Fleet, Worker
 from chronosd.supervisor.keeper import Keeper
 from chronosd.supervisor.notify import Notifier
 from chronosd.supervisor.overrun import Overruns
@@ -28,6 +28,8 @@ log = get_logger("chronosd.supervisor")
 EXIT_OK = 0
 EXIT_RUNTIME = 1
 EXIT_UNREACHABLE = 3
+EXIT_COULD_NOT_LOAD = 4
+EXIT_BAD_CONFIG = 78
 
 _LONGEST_WAIT_S = 1.0
 _GAP_S = 2.5
@@ -65,6 +67,7 @@ class Supervisor:
         self._started_at = time.monotonic()
         self._turned_at = self._started_at
         self._fed_at = 0.0
+        self._extend_at = 0.0
         self._is_ready = False
         self._stop_by: float | None = None
         """When a stop under way gives up on Redis; None while nobody has asked for one."""
@@ -195,7 +198,7 @@ class Supervisor:
         now = time.monotonic()
         self.fleet.handle_death(worker, exit_, now)
         self.rounds.settle(worker, exit_, now)
-        if not self._is_ready and worker.reason is None and self._stop_by is None:
+        if not self._is_ready and worker.reason in (None, Reason.BOOT) and self._stop_by is None:
             self.handle_failed_start(worker, exit_)
         self.handle_chld(1)
 
@@ -206,11 +209,11 @@ class Supervisor:
         """
         if worker.failure is not None:
             code, error = worker.failure
-        elif exit_.signal in (signal.SIGKILL, signal.SIGTERM):
+        elif worker.reason is None and exit_.signal in (signal.SIGKILL, signal.SIGTERM):
             return
         else:
-            code, error = exit_.code or EXIT_COULD_NOT_LOAD, f"{worker.name} {exit_} before it was ready"
-            code = code if code in (EXIT_COULD_NOT_LOAD, 78) else EXIT_COULD_NOT_LOAD
+            code = EXIT_BAD_CONFIG if exit_.code == EXIT_BAD_CONFIG else EXIT_COULD_NOT_LOAD
+            error = f"{worker.name} {exit_} before it was ready"
         log.error("worker could not load", worker=worker.spec.index, error=error)
         self._give_up(code)
 
@@ -340,9 +343,11 @@ class Supervisor:
         if now - self._fed_at < period_s:
             return
         self._fed_at = now
+        self._notifier.settle()
         if self._stop_by is None:
             self._notifier.status(self.status())
-            if not self._is_ready:
+            if not self._is_ready and now >= self._extend_at:
+                self._extend_at = now + 5.0
                 self._notifier.extend_timeout(self._startup_timeout_s)
         stuck = self.rounds.stuck(now)
         if self._notifier.watchdog_s is not None and not stuck:

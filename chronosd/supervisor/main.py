@@ -42,7 +42,7 @@ def run(
     signals.catch_early()
     configure(config.log.level, config.log.format, role="supervisor")
     setproctitle.setproctitle("chronosd: supervisor")
-    process.become_subreaper()
+    process.prepare()
     notifier = Notifier()
     try:
         runtime = paths.runtime_dir(config.path, config.name, config.namespace)

@@ -33,6 +33,8 @@ class Notifier:
         self._socket: socket.socket | None = None
         self._failed = False
         self._status = ""
+        self._owed: list[tuple[str, ...]] = []
+        """READY and STOPPING that the socket has not taken yet: without them systemd kills the daemon."""
         if not address:
             return
         if address[0] not in "@/":
@@ -43,10 +45,10 @@ class Notifier:
 
     def ready(self, status: str = "") -> None:
         """Started, or reloaded: from here on the unit counts as up."""
-        self._send("READY=1", *_status_line(status))
+        self._owe("READY=1", *_status_line(status))
 
     def stopping(self, status: str = "") -> None:
-        self._send("STOPPING=1", *_status_line(status))
+        self._owe("STOPPING=1", *_status_line(status))
 
     def status(self, status: str) -> None:
         """One line for ``systemctl status``; sent only when it changes."""
@@ -59,6 +61,15 @@ class Notifier:
     def extend_timeout(self, seconds: float) -> None:
         """Still starting or stopping: give it that much longer from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+
+    def _owe(self, *lines: str) -> None:
+        self._owed.append(lines)
+        self.settle()
+
+    def settle(self) -> None:
+        """Sends what is owed; to be called now and then while the socket's reader is behind."""
+        while self._owed and self._send(*self._owed[0]):
+            del self._owed[0]
 
     def _send(self, *lines: str) -> bool:
         if self._socket is None:

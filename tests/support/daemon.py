@@ -54,6 +54,7 @@ class Daemon:
             its kinds with ``config={"handlers": {"kind": "handlers:function"}}``.
         env: environment variables to set, or with None to remove.
         args: further words after ``run -c FILE``.
+        program: the module to run instead, and words before ``-c FILE``.
 
     As a context manager it leaves nothing behind: a daemon that still runs is killed, and its workers die
     with it.
@@ -69,6 +70,7 @@ class Daemon:
         handlers: str | None = None,
         env: Mapping[str, str | None] | None = None,
         args: Sequence[str] = (),
+        program: Sequence[str] = ("chronosd", "run"),
     ) -> None:
         self.directory = directory
         self.config_path = directory / "chronos.yaml"
@@ -79,6 +81,7 @@ class Daemon:
         self.ledger = Ledger(directory / "ledger")
         self.notifications: list[str] = []
         self._args = tuple(args)
+        self._program = tuple(program)
         self._env = {k: v for k, v in os.environ.items() if k not in _INHERITED}
         self._env |= {
             VARIABLE: str(self.ledger.path),
@@ -138,7 +141,7 @@ class Daemon:
 
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "chronosd", "run", "-c", str(self.config_path), *self._args],
+                [sys.executable, "-m", *self._program, "-c", str(self.config_path), *self._args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
