@@ -252,10 +252,10 @@ def not_owned(queue: QueueKeys, consumer: str, entries: Sequence[bytes]) -> Comm
     return call(script("owned"), (queue.stream,), [GROUP, consumer, *entries], _lost)
 
 
-def pending_for(queue: QueueKeys, consumer: str) -> Command[list[bytes]]:
-    """The oldest 500 entries that are pending for a consumer."""
+def pending_for(queue: QueueKeys, consumer: str, count: int = BATCH) -> Command[list[bytes]]:
+    """The oldest entries that are pending for a consumer."""
     return plain(
-        *("XPENDING", queue.stream, GROUP, "-", "+", BATCH, consumer),
+        *("XPENDING", queue.stream, GROUP, "-", "+", count, consumer),
         parse=lambda reply: [r[0] for r in reply],
     )
 

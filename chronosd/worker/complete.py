@@ -28,7 +28,7 @@ def conclude(entry: bytes, message: Message, outcome: Outcome, base_s: float, ca
     """The move that an outcome asks for. ``base_s`` and ``cap_s`` bound the backoff of its kind."""
     match outcome:
         case Succeeded(result):
-            if not message.retention:
+            if message.retention <= 0:
                 return Done(entry, message.id, message.unique_key)
             kept = replace(message, completed_at=int(time.time()), result=result, last_err="")
             return Kept(entry, kept)
@@ -45,8 +45,11 @@ def conclude(entry: bytes, message: Message, outcome: Outcome, base_s: float, ca
 def put_off(entry: bytes, message: Message, why: str, unknown_since: float) -> Move:
     """The move for a task that this worker cannot run although another one may."""
     now = time.time()
-    since = unknown_since or now
+    # what stands in Redis may be anything, and another host's clock may be ahead
+    since = unknown_since if 0 < unknown_since < now else now
     if now - since >= UNKNOWN_LIMIT_S:
+        if message.no_archive:
+            return Done(entry, message.id, message.unique_key)
         return Dead(entry, message.id, replace(message, last_err=why), {Field.UNKNOWN_SINCE: ""})
     return Again(
         entry,
@@ -138,6 +141,12 @@ class Outbox:
             for entry, message in buried:
                 sendings.append(Sending(self.index, queue.name, consume.bury(queue, entry, message), [entry]))
         return sendings
+
+    def entries(self) -> Iterable[bytes]:
+        """The entries of all moves that wait."""
+        ended: list[Move] = [*self.done, *self.kept, *self.again, *self.dead]
+        handed: list[tuple[bytes, Any]] = [*self.released, *self.buried]
+        return [move.entry for move in ended] + [entry for entry, _ in handed]
 
     def __len__(self) -> int:
         return (

@@ -3,6 +3,10 @@
 Whatever a handler raises, BaseExceptions included, is the outcome of its task and of nothing else. The
 worker's own reasons to cancel are noted on the run first, so that a CancelledError of the handler's own
 making is told from a timeout, a drain and a lost lease.
+
+A run whose handler has not been entered may still be taken away: while the loop stands still the supervisor
+hands such runs back for others to start. So the instant before a handler is entered is the last look: a run
+that was claimed before the loop stood still does not start, it goes back to the buffer to be asked about.
 """
 
 from __future__ import annotations
@@ -22,10 +26,24 @@ from chronosd.board import Board, Cell
 from chronosd.broker.message import Message
 from chronosd.durations import format_duration
 from chronosd.handlers import Handler, InvalidPayload
-from chronosd.outcome import Failed, Outcome, Rejected, describe, from_exception, from_result
+from chronosd.outcome import (
+    Failed,
+    Outcome,
+    Postponed,
+    Rejected,
+    describe,
+    from_exception,
+    from_result,
+    safe_str,
+)
 from chronosd.task import Task
 
-_CURRENT = int(Cell.CURRENT)  # a plain int: indexing by an enum member costs four times as much
+GAP_S = 1.0
+"""A pause of the loop, or a reply later than this, and leases are looked at before anything starts."""
+
+_GAP_NS = int(GAP_S * 1e9)
+_CURRENT = int(Cell.CURRENT)  # plain ints: indexing by an enum member costs four times as much
+_LOOP_BEAT = int(Cell.LOOP_BEAT)
 
 
 class Cancelled(Enum):
@@ -42,6 +60,7 @@ class Run:
     __slots__ = (
         "aio",
         "cancelled",
+        "checked_ns",
         "claimed_ns",
         "crashes",
         "dropped",
@@ -73,7 +92,10 @@ class Run:
         self.handler = handler
         self.crashes = crashes
         self.claimed_ns = now_ns
+        self.checked_ns = now_ns
+        """When it was last known to be this worker's own."""
         self.started_ns = 0
+        """When its handler was entered; 0 before."""
         self.task: Task[Any] | None = None
         self.aio: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -119,6 +141,8 @@ class _Stepped:
         cells[_CURRENT] = self._mark
         # await passes type, value and traceback; coroutines want the value alone since Python 3.12
         value = error[1] if len(error) > 1 and error[1] is not None else error[0]
+        if len(error) > 2 and error[2] is not None and isinstance(value, BaseException):
+            value = value.with_traceback(error[2])
         try:
             return self._coroutine.throw(value)
         finally:
@@ -134,23 +158,31 @@ class Threads:
     Not the loop's default pool: that one is shared with name look-ups, and is smaller.
     """
 
-    def __init__(self, limit: int, collect: Callable[[Run, Outcome], None]) -> None:
+    def __init__(self, limit: int, collect: Callable[[Run, Outcome | None], None]) -> None:
         self._limit = limit
         self._collect = collect
         self._loop = asyncio.get_running_loop()
-        self._todo: SimpleQueue[Callable[[], tuple[Run, Outcome]]] = SimpleQueue()
-        self._done: deque[tuple[Run, Outcome]] = deque()
+        self._todo: SimpleQueue[Callable[[], tuple[Run, Outcome | None]]] = SimpleQueue()
+        self._done: deque[tuple[Run, Outcome | None]] = deque()
         self._active = 0
         self._count = 0
         self._woken = False
 
-    def submit(self, job: Callable[[], tuple[Run, Outcome]]) -> None:
-        """Runs ``job`` in a thread; its result goes to ``collect`` on the loop."""
+    def submit(self, job: Callable[[], tuple[Run, Outcome | None]]) -> None:
+        """Runs ``job`` in a thread; its result goes to ``collect`` on the loop.
+
+        Raises RuntimeError if there is no thread and none can be made.
+        """
+        if self._active >= self._count and self._count < self._limit:
+            name = f"handler-{self._count + 1}"
+            try:
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+                self._count += 1
+            except RuntimeError:  # a limit of the system: fewer threads have to do
+                if not self._count:
+                    raise
         self._active += 1
         self._todo.put(job)
-        if self._active > self._count and self._count < self._limit:
-            self._count += 1
-            threading.Thread(target=self._work, name=f"handler-{self._count}", daemon=True).start()
 
     def _work(self) -> None:
         while True:
@@ -177,6 +209,8 @@ class Executor:
         limit: threads for sync handlers.
         finished: called on the loop with each run and its outcome; None for one whose lease was lost or
             that the drain cut short.
+        unstarted: called on the loop with each run whose handler was not entered after all: it is not
+            certain any more that it is this worker's own, or it was cancelled before.
     """
 
     def __init__(
@@ -184,6 +218,7 @@ class Executor:
         board: Board,
         limit: int,
         finished: Callable[[Run, Outcome | None], None],
+        unstarted: Callable[[Run], None],
         *,
         state: Any = None,
         async_client: Any = None,
@@ -191,12 +226,15 @@ class Executor:
     ) -> None:
         self._board = board
         self._finished = finished
+        self._unstarted = unstarted
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(limit, self._sync_ended)
         self._state = state
         self._async_client = async_client
         self._sync_client = sync_client
         self.running: set[Run] = set()
+        self.doubted_ns = 0
+        """What was last known to be this worker's own before that instant has to be asked about."""
 
     def start(self, run: Run) -> None:
         """Enters the run's handler; a payload that does not validate ends it at once."""
@@ -204,7 +242,7 @@ class Executor:
         try:
             args = handler.validate(message.payload)
         except InvalidPayload as error:
-            self._finished(run, Rejected(str(error)))
+            self._finished(run, Rejected(safe_str(error)))
             return
         except BaseException as error:  # a validator of the user's raises whatever it likes
             self._finished(run, Rejected(f"the payload could not be validated: {describe(error)}"))
@@ -224,65 +262,99 @@ class Executor:
         self.running.add(run)
         if handler.is_async:
             run.aio = self._loop.create_task(self._run_async(run))
-        else:
-            context = contextvars.copy_context()
+            return
+        context = contextvars.copy_context()
+        try:
             self._threads.submit(lambda: context.run(self._run_sync, run))
+        except RuntimeError as error:
+            self.running.discard(run)
+            self._finished(run, Postponed(1.0, False, describe(error)))
 
-    def _enter(self, run: Run) -> None:
+    def _enter(self, run: Run) -> bool:
+        """The last moment before the handler is called. False: it must not be."""
         now_ns = time.monotonic_ns()
+        beat_ns = self._board.cells[_LOOP_BEAT]
+        if now_ns - beat_ns > _GAP_NS and beat_ns:
+            self.doubted_ns = now_ns
+        if run.checked_ns < self.doubted_ns or run.cancelled is not None:
+            return False
         run.started_ns = now_ns
         self._board.start(run.slot, now_ns, now_ns + int(run.handler.timeout * 1e9))
+        return True
 
     async def _run_async(self, run: Run) -> None:
         task = run.task
         log.bind_task(task)
+        if not self._enter(run):
+            self.running.discard(run)
+            run.aio = None
+            self._unstarted(run)
+            return
         outcome: Outcome | None
         try:
-            self._enter(run)
             value = await _Stepped(run.handler.func(task), self._board.cells, run.slot + 1)  # type: ignore[arg-type]
             outcome = from_result(value)
-        except asyncio.CancelledError as error:
-            outcome = self._cancelled(run, error)
         except BaseException as error:
-            outcome = from_exception(error)
+            outcome = self._outcome_of(run, error)
         self.running.discard(run)
         run.aio = None
         if run.timer is not None:
             run.timer.cancel()
         self._finished(run, None if run.dropped else outcome)
 
-    def _cancelled(self, run: Run, error: BaseException) -> Outcome | None:
-        if run.cancelled is Cancelled.TIMEOUT:
-            return Failed(f"TimeoutError: timed out after {format_duration(run.handler.timeout)}")
+    def _outcome_of(self, run: Run, error: BaseException) -> Outcome | None:
+        """What an exception means. After a cancellation of ours it is our reason that counts, whatever the
+        handler, or a library in between, has made of the CancelledError; a choice of the handler's stands.
+        """
         if run.cancelled is None:
             return from_exception(error)
-        return None
+        outcome = None if isinstance(error, asyncio.CancelledError) else from_exception(error)
+        if outcome is not None and not isinstance(outcome, Failed):
+            return outcome
+        if run.cancelled is not Cancelled.TIMEOUT:
+            return None
+        text = f"TimeoutError: timed out after {format_duration(run.handler.timeout)}"
+        return Failed(text if outcome is None else safe_str(f"{text}; then {outcome.error}"))
 
-    def _run_sync(self, run: Run) -> tuple[Run, Outcome]:
+    def _run_sync(self, run: Run) -> tuple[Run, Outcome | None]:
         task = run.task
         try:
             log.bind_task(task)
-            self._enter(run)
+            if not self._enter(run):
+                return run, None
             return run, from_result(run.handler.func(task))  # type: ignore[arg-type] # set by start
         except BaseException as error:
             return run, from_exception(error)
 
-    def _sync_ended(self, run: Run, outcome: Outcome) -> None:
+    def _sync_ended(self, run: Run, outcome: Outcome | None) -> None:
         self.running.discard(run)
-        self._finished(run, None if run.dropped else outcome)
+        if outcome is None:
+            self._unstarted(run)
+        else:
+            self._finished(run, None if run.dropped else outcome)
+
+    def arm_timeouts(self) -> None:
+        """Arms the timeout of every run that has none yet, also while Redis is away and no cycle ends."""
+        for run in self.running:
+            self.outlived(run)
 
     def outlived(self, run: Run) -> None:
         """Arms the timeout of a run that outlived the cycle it was fetched in; shorter ones need no timer."""
-        if not run.handler.is_async or run.timer is not None:
+        if run.timer is not None or not run.started_ns or not run.handler.is_async:
             return  # a thread cannot be cancelled: past its deadline the supervisor ends the process
-        started = run.started_ns or time.monotonic_ns()
-        left = started / 1e9 + run.handler.timeout - time.monotonic()
+        left = run.started_ns / 1e9 + run.handler.timeout - time.monotonic()
         run.timer = self._loop.call_later(max(left, 0.0), self.cancel, run, Cancelled.TIMEOUT)
 
     def cancel(self, run: Run, why: Cancelled) -> None:
-        """Cancels an async handler; a sync one runs on, but its result is dropped if its lease is lost."""
+        """Cancels an async handler; a sync one runs on, but its result is dropped if its lease is lost.
+
+        A handler that has not been entered will not be.
+        """
         if why is Cancelled.LOST:
             run.dropped = True
-        if run.aio is not None and not run.aio.done():
+        if not run.started_ns:
+            # Noted only: a task that is cancelled before its first step ends without having run any code.
+            run.cancelled = run.cancelled or why
+        elif run.aio is not None and not run.aio.done():
             run.cancelled = run.cancelled or why
             run.aio.cancel()

@@ -22,8 +22,8 @@ from chronosd.errors import ConfigError
 from chronosd.handlers import HandlerImportError, Registry
 from chronosd.link import WorkerSpec
 from chronosd.outcome import describe
-from chronosd.worker.execute import Cancelled, Executor
-from chronosd.worker.fetch import GAP_S, Fetcher
+from chronosd.worker.execute import GAP_S, Cancelled, Executor
+from chronosd.worker.fetch import BODY_S, Fetcher
 
 EXIT_LOAD = 4
 EXIT_CONFIG = 78
@@ -68,8 +68,9 @@ class _Process:
         self._drain_by: float | None = None
         self._fetcher: Fetcher | None = None
         self._beat_at = time.monotonic()
-        self._drained = asyncio.Event()
         self._ordered = asyncio.Event()
+        self._quiet = False
+        self._entering: asyncio.Task[Any] | None = None
 
     def run(self) -> int:
         loop = uvloop.new_event_loop()
@@ -79,11 +80,11 @@ class _Process:
         while True:
             try:
                 return loop.run_until_complete(main)
-            except (SystemExit, KeyboardInterrupt) as error:
-                # Raised in a task that some handler created: it ends the loop, not this process.
+            except (SystemExit, KeyboardInterrupt, RuntimeError) as error:
+                # Raised in a task that some handler created (or it stopped the loop): the loop is re-entered.
                 if main.done():
                     raise
-                _log.error("a task created by a handler tried to end the process", error=describe(error))
+                _log.error("a handler's code tried to end the event loop", error=describe(error))
 
     async def _main(self) -> int:
         spec, config, loop = self._spec, self._config, asyncio.get_running_loop()
@@ -91,32 +92,54 @@ class _Process:
         loop.add_signal_handler(signal.SIGTERM, self._drain, config.shutdown_timeout)
         loop.add_reader(spec.link.fileno(), self._read_link)
         self._beat()
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                state = await self._enter_lifespan(stack)
-            except BaseException as error:
-                return _refuse(spec, EXIT_LOAD, (f"lifespan {config.lifespan}: {describe(error)}",))
-            self._cells[Cell.STATE] = WorkerState.READY
-            spec.link.send({"t": "ready"})
-            ordered = asyncio.ensure_future(self._ordered.wait())
-            gate = asyncio.ensure_future(self._gate.wait())
-            await asyncio.wait((ordered, gate), return_when=asyncio.FIRST_COMPLETED)
-            ordered.cancel()
-            gate.cancel()
-            if self._gate.is_set():
-                await self._work(state)
+        stack = contextlib.AsyncExitStack()
+        try:
+            state = await self._enter_lifespan(stack)
+        except BaseException as error:
+            if self._ordered.is_set():
+                return 0
+            return _refuse(spec, EXIT_LOAD, (f"lifespan {config.lifespan}: {describe(error)}",))
+        code = 1
+        try:
+            await self._serve(state)
             self._cells[Cell.STATE] = WorkerState.STOPPED
             spec.link.send({"t": "drained"})
-            # A lifespan that hangs on its way out must not hold the process.
-            if self._drain_by is not None:
-                loop.call_at(max(self._drain_by, loop.time() + LAST_WORDS_S), os._exit, 0)
-        return 0
+            code = 0
+        finally:
+            await self._exit_lifespan(stack, code)
+        return code
 
     async def _enter_lifespan(self, stack: contextlib.AsyncExitStack) -> Any:
         if self._registry.lifespan is None:
             return None
         manager: AbstractAsyncContextManager[Any] = self._registry.lifespan()
-        return await stack.enter_async_context(manager)
+        self._entering = asyncio.current_task()
+        try:
+            return await stack.enter_async_context(manager)
+        finally:
+            self._entering = None
+
+    async def _exit_lifespan(self, stack: contextlib.AsyncExitStack, code: int) -> None:
+        """Every task is settled by now: what goes wrong here is told, and changes nothing."""
+        # A lifespan that hangs on its way out must not hold the process.
+        now = time.monotonic()
+        by = self._drain_by if self._drain_by is not None else now + self._config.shutdown_timeout
+        asyncio.get_running_loop().call_later(max(by - now, LAST_WORDS_S), os._exit, code)
+        try:
+            await stack.aclose()
+        except BaseException as error:
+            _log.error("lifespan failed at its end", lifespan=self._config.lifespan, error=describe(error))
+
+    async def _serve(self, state: Any) -> None:
+        self._cells[Cell.STATE] = WorkerState.READY
+        self._spec.link.send({"t": "ready"})
+        ordered = asyncio.ensure_future(self._ordered.wait())
+        gate = asyncio.ensure_future(self._gate.wait())
+        await asyncio.wait((ordered, gate), return_when=asyncio.FIRST_COMPLETED)
+        ordered.cancel()
+        gate.cancel()
+        if self._gate.is_set():
+            await self._work(state)
 
     async def _work(self, state: Any) -> None:
         spec, config = self._spec, self._config
@@ -124,28 +147,32 @@ class _Process:
         name = f"chronosd:{spec.consumer}"
         cycle = AsyncRunner(spec.redis_url, password, timeout_s=CYCLE_TIMEOUT_S, client_name=name)
         blocking = AsyncRunner(spec.redis_url, password, timeout_s=CYCLE_TIMEOUT_S, client_name=name)
+        bodies = AsyncRunner(spec.redis_url, password, timeout_s=BODY_S, client_name=name)
         options: dict[str, Any] = {"namespace": config.namespace, "max_payload": config.max_payload}
         if password is not None:
             options["password"] = password
-        fetcher = Fetcher(config, spec.consumer, spec.board, self._registry, cycle, blocking)
+        fetcher = Fetcher(config, spec.consumer, spec.board, self._registry, cycle, blocking, bodies)
         fetcher.executor = Executor(
             spec.board,
             config.concurrency,
             fetcher.finished,
+            fetcher.unstarted,
             state=state,
             async_client=AsyncClient(spec.redis_url, **options),
             sync_client=Client(spec.redis_url, **options),
         )
         self._fetcher = fetcher
-        self._cells[Cell.STATE] = WorkerState.FETCHING
         if self._ordered.is_set():
             fetcher.drain()
+        elif self._quiet:
+            fetcher.quiet()
+        self._cells[Cell.STATE] = fetcher.show_state()
         cycles = asyncio.ensure_future(fetcher.run())
         cycles.add_done_callback(lambda _: self._ordered.set())
         await self._ordered.wait()
         await self._finish(fetcher, cycles)
-        await cycle.aclose()
-        await blocking.aclose()
+        for runner in (cycle, blocking, bodies):
+            await runner.aclose()
 
     async def _finish(self, fetcher: Fetcher, cycles: asyncio.Future[None]) -> None:
         """Waits for the drain, within its limit, and no longer than useful for a Redis that is away."""
@@ -178,6 +205,9 @@ class _Process:
         if self._fetcher is not None:
             self._fetcher.drain()
         self._ordered.set()
+        if self._entering is not None:  # nothing was fetched yet: there is nothing to wait for
+            self._entering.cancel()
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 0)
 
     def _read_link(self) -> None:
         messages = self._spec.link.receive()
@@ -193,12 +223,11 @@ class _Process:
                 self._gate.set()
             case "drain":
                 self._drain(message.get("timeout"))
-            case "quiet" if fetcher is not None:
-                fetcher.quiet()
-                self._cells[Cell.STATE] = fetcher.show_state()
-            case "resume" if fetcher is not None:
-                fetcher.resume()
-                self._cells[Cell.STATE] = fetcher.show_state()
+            case "quiet" | "resume" as order:
+                self._quiet = order == "quiet"  # it may follow "go" so closely that nothing is there yet
+                if fetcher is not None:
+                    (fetcher.quiet if self._quiet else fetcher.resume)()
+                    self._cells[Cell.STATE] = fetcher.show_state()
             case "lost" if fetcher is not None:
                 fetcher.lost([(queue, entry) for queue, entry in message["entries"]])
 
@@ -208,6 +237,8 @@ class _Process:
             self._fetcher.doubt()
         self._beat_at = now
         self._cells[Cell.LOOP_BEAT] = time.monotonic_ns()
+        if self._fetcher is not None:
+            self._fetcher.executor.arm_timeouts()
         asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
     def _beat_in_thread(self) -> None:
