@@ -411,3 +411,23 @@ def test_the_demo_accounts_for_every_task_and_leaves_nothing_behind(shell: Shell
     assert lost == 0
     assert min(succeeded, archived, discarded) > 0
     assert list(temporary.iterdir()) == []
+
+
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "chronosd", "demo"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "daemon up" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(40) == 130
+        assert process.stderr.read() == ""
+    assert list(temporary.iterdir()) == []
