@@ -5,6 +5,7 @@ Texts from Redis are anybody's: control characters in them would move the cursor
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -21,8 +22,16 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 
 def print_json(value: Any) -> None:
     """One document on stdout, indented on a terminal."""
-    option = orjson.OPT_INDENT_2 if sys.stdout.isatty() else 0
-    click.echo(orjson.dumps(value, default=str, option=option | orjson.OPT_NON_STR_KEYS).decode())
+    click.echo(json_text(value, pretty=sys.stdout.isatty()))
+
+
+def json_text(value: Any, *, pretty: bool = False) -> str:
+    """JSON of whatever Redis may hold: integers beyond 64 bits and lone surrogates too."""
+    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if pretty else 0)
+    try:
+        return orjson.dumps(value, default=str, option=option).decode()
+    except TypeError:
+        return json.dumps(value, default=str, indent=2 if pretty else None)
 
 
 def print_table(

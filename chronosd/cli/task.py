@@ -8,10 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
 
 from chronosd.cli.options import find_server, json_option, reaching, server_options
-from chronosd.cli.output import instant, print_fields, print_json, print_table, span
+from chronosd.cli.output import instant, json_text, print_fields, print_json, print_table, span
 from chronosd.states import State
 
 if TYPE_CHECKING:
@@ -150,15 +149,8 @@ def _ago(at: float, now: float) -> str:
 
 
 def _brief(args: Any) -> str:
-    text = _json(args)
+    text = json_text(args)
     return text if len(text) <= _BRIEF else text[: _BRIEF - 1] + "…"
-
-
-def _json(value: Any) -> str:
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:  # an integer beyond 64 bits, which Go may have written
-        return str(value)
 
 
 def _details(found: TaskDetails) -> dict[str, Any]:
@@ -189,13 +181,13 @@ def _lines(found: TaskDetails) -> list[tuple[str, object]]:
     if message is not None:
         lines += [
             ("kind", message.kind),
-            ("arguments", None if found.problem else _json(found.args)),
+            ("arguments", None if found.problem else json_text(found.args)),
             ("retried", f"{message.retried} of {message.max_retry}"),
             ("when retries are spent", "dropped" if message.no_archive else "archived"),
             ("last error", message.last_err),
             ("kept after success", span(message.retention) if message.retention else None),
             ("completed", instant(message.completed_at)),
-            ("result", _json(found.result) if message.result else None),
+            ("result", json_text(found.result) if message.result else None),
         ]
     lines += [
         ("problem", found.problem),

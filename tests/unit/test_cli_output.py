@@ -34,6 +34,19 @@ def test_an_empty_table_is_its_header(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "NAME  COUNT\n"
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": 1}, '{"a":1}'),
+        (2**70, "1180591620717411303424"),
+        ({"x": [2**70, "\ud800"]}, '{"x": [1180591620717411303424, "\\ud800"]}'),
+        (float("inf"), "null"),
+    ],
+)
+def test_whatever_redis_holds_has_a_json_text(value: object, text: str) -> None:
+    assert output.json_text(value) == text
+
+
 def test_fields_without_a_value_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_fields([("a", 1), ("bcd", "x"), ("gone", None), ("empty", "")])
     assert capsys.readouterr().out == "a    1\nbcd  x\n"
