@@ -36,6 +36,7 @@ from redis.retry import Retry
 from chronosd.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigError, Trouble
 
 _CODES: dict[str, Trouble] = {
+    "NOSCRIPT": Trouble.RETRY,  # flushed again between the loading and the call
     "LOADING": Trouble.RETRY,
     "TRYAGAIN": Trouble.RETRY,
     "BUSY": Trouble.RETRY,
@@ -48,7 +49,8 @@ _CODES: dict[str, Trouble] = {
     "UNKILLABLE": Trouble.RETRY,
     "NOGROUP": Trouble.RECREATE,
 }
-_CODE = re.compile(r"(?:^|[\s:])-?(" + "|".join(_CODES) + r")\b")
+_CODE = re.compile(r"-?(" + "|".join(_CODES) + r")\b")
+_WRAPPED = re.compile(r"^(?:ERR )?.*?(?:script|call to f_).*?[\s:]-(" + "|".join(_CODES) + r")\b", re.DOTALL)
 
 
 def classify(message: str) -> BrokerError:
@@ -56,7 +58,7 @@ def classify(message: str) -> BrokerError:
 
     The code may stand first, or inside the text with which older servers wrap an error of a script.
     """
-    found = _CODE.search(message)
+    found = _CODE.match(message) or _WRAPPED.match(message)
     trouble = _CODES[found[1]] if found else Trouble.OPERATOR
     if trouble in (Trouble.RETRY, Trouble.RECONNECT):
         return BrokerUnavailable(message, trouble=trouble)
@@ -79,6 +81,9 @@ _CLASSES: tuple[tuple[type[RedisError], str], ...] = (
 
 def with_code(error: RedisError) -> str:
     """An error reply as the server wrote it: redis-py takes the code off and makes a class of it."""
+    code = getattr(error, "status_code", None)
+    if code:  # newer versions keep it
+        return str(error) if str(error).startswith(code) else f"{code} {error}"
     for cls, code in _CLASSES:
         if isinstance(error, cls):
             return str(error) if str(error).startswith(code) else f"{code} {error}"
@@ -89,15 +94,15 @@ def with_code(error: RedisError) -> str:
 class Target:
     """A parsed URL: where to connect, as whom, to which database."""
 
-    url: str
+    url: str = field(repr=False)
     scheme: str
     host: str = "localhost"
     port: int = 6379
     path: str = ""
     db: int = 0
     username: str | None = None
-    password: str | None = None
-    tls: dict[str, Any] = field(default_factory=dict)
+    password: str | None = field(default=None, repr=False)
+    tls: dict[str, Any] = field(default_factory=dict, repr=False)
     """redis-py's ``ssl_*`` options."""
 
     @property
@@ -172,10 +177,11 @@ def parse(url: str, password: str | None = None) -> Target:
 def masked(url: str) -> str:
     """The URL without its password, for logs."""
     parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+    query = re.sub(r"(?<![^&])((?:ssl_)?password=)[^&]*", r"\1***", parts.query)  # unix:// has it there
+    if parts.password is not None:
+        host = parts.netloc.rpartition("@")[2]
+        parts = parts._replace(netloc=f"{parts.username or ''}:***@{host}")
+    return url if parts.password is None and query == parts.query else urlunsplit(parts._replace(query=query))
 
 
 class Deadline:
@@ -230,12 +236,23 @@ class _Bounded(Protocol):
 
 
 def _tcp(connection: _Bounded) -> socket.socket:
-    sock = socket.create_connection(
-        (connection.address or connection.host, connection.port), timeout=connection.deadline.left()
-    )
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return sock
+    host, deadline = connection.address or connection.host, connection.deadline
+    # not socket.create_connection: it grants its timeout to each address anew
+    found = socket.getaddrinfo(host, connection.port, type=socket.SOCK_STREAM)
+    for tried, (family, kind, protocol, _, address) in enumerate(found, 1):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(deadline.left() / (len(found) - tried + 1))
+            sock.connect(address)
+        except BaseException as error:
+            sock.close()
+            if tried == len(found) or not isinstance(error, OSError):
+                raise
+            continue
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return sock
+    raise OSError(f"{host}: no address")
 
 
 class _TcpConnection(Connection):
@@ -255,6 +272,7 @@ class _TlsConnection(SSLConnection):
     def _connect(self) -> Any:
         sock = _tcp(cast(_Bounded, self))
         try:
+            sock.settimeout(self.deadline.left())
             wrapped = tls_context(self.tls_options).wrap_socket(sock, server_hostname=self.host)
         except BaseException:
             sock.close()

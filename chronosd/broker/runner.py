@@ -40,6 +40,17 @@ def _scripts(commands: Sequence[Command[Any]], missing: Sequence[int]) -> list[S
     return list(found.values())
 
 
+def _merge(
+    commands: Sequence[Command[Any]], replies: list[Any], missing: Sequence[int], late: Sequence[Any]
+) -> None:
+    """Puts in place what came back after the scripts were loaded, or why one could not be loaded."""
+    scripts = _scripts(commands, missing)
+    refused = {s.sha: r for s, r in zip(scripts, late, strict=False) if isinstance(r, Exception)}
+    for i, reply in zip(missing, late[len(scripts) :], strict=True):
+        script = commands[i].script
+        replies[i] = refused.get(script.sha, reply) if script is not None else reply
+
+
 def _results(commands: Sequence[Command[Any]], replies: Sequence[Any]) -> list[Any]:
     return [
         classify(str(reply)) if isinstance(reply, Exception) else command.parse(reply)
@@ -215,8 +226,7 @@ class SyncRunner:
                 scripts = _scripts(commands, missing)
                 again = [("SCRIPT", "LOAD", s.source) for s in scripts]
                 again += [commands[i].words for i in missing]
-                for i, reply in zip(missing, self._exchange(link, again)[len(scripts) :], strict=True):
-                    replies[i] = reply
+                _merge(commands, replies, missing, self._exchange(link, again))
         except (RedisError, OSError) as error:
             link.disconnect()
             raise translate(error, self.target, in_doubt=sent) from error
@@ -278,23 +288,20 @@ class AsyncRunner:
         """
         if not commands:
             return []
-        timeout = self.timeout_s if timeout_s is None else timeout_s
+        loop = asyncio.get_running_loop()
+        at = loop.time() + (self.timeout_s if timeout_s is None else timeout_s)
         fresh = self._wire is None or self._wire.lost is not None
         sent = False
         try:
-            async with asyncio.timeout(timeout):
-                wire = await self._connected()
-                sent = True
-                try:
-                    return await self._converse(wire, commands)
-                except (OSError, EOFError):
-                    if fresh or not all(c.repeatable for c in commands):
-                        raise
-                wire = await self._connected()
-                return await self._converse(wire, commands)
-        except TimeoutError as error:
-            self._drop(error)
-            raise translate(error, self.target, in_doubt=sent) from error
+            wire = await self._connected(at)
+            sent = True
+            try:
+                return await self._converse(wire, commands, at)
+            except (OSError, EOFError):
+                if fresh or loop.time() >= at or not all(c.repeatable for c in commands):
+                    raise
+            wire = await self._connected(at)
+            return await self._converse(wire, commands, at)
         except (RedisError, OSError, EOFError) as error:
             raise translate(error, self.target, in_doubt=sent) from error
 
@@ -325,11 +332,11 @@ class AsyncRunner:
             self._wire.fail(reason)
             self._wire = None
 
-    async def _connected(self) -> Wire:
+    async def _connected(self, at: float) -> Wire:
         wire = self._wire
         if wire is not None and wire.lost is None:
             return wire
-        async with self._connecting:
+        async with asyncio.timeout_at(at), self._connecting:
             if self._wire is not None and self._wire.lost is None:
                 return self._wire
             wire = await self._connect()
@@ -362,15 +369,13 @@ class AsyncRunner:
         return wire
 
     @staticmethod
-    async def _converse(wire: Wire, commands: Sequence[Command[Any]]) -> list[Any]:
+    async def _converse(wire: Wire, commands: Sequence[Command[Any]], at: float) -> list[Any]:
         pack = hiredis.pack_command
-        replies = await wire.send(b"".join([pack(c.words) for c in commands]), len(commands))
+        replies = await wire.send(b"".join([pack(c.words) for c in commands]), len(commands), at)
         missing = _missing_scripts(commands, replies)
         if missing:
             scripts = _scripts(commands, missing)
             again = [pack(("SCRIPT", "LOAD", s.source)) for s in scripts]  # type: ignore[arg-type] # invariant stub
             again += [pack(commands[i].words) for i in missing]
-            late = await wire.send(b"".join(again), len(again))
-            for i, reply in zip(missing, late[len(scripts) :], strict=True):
-                replies[i] = reply
+            _merge(commands, replies, missing, await wire.send(b"".join(again), len(again), at))
         return _results(commands, replies)

@@ -8,16 +8,20 @@ from typing import Any
 
 import hiredis
 
+_GRACE_S = 0.05
+"""A loop that was blocked past a deadline finds the timer and the reply at once; the reply counts."""
+
 
 class _Batch:
     """Replies that are awaited, in the order in which their commands were sent."""
 
-    __slots__ = ("future", "missing", "replies")
+    __slots__ = ("future", "missing", "replies", "timer")
 
     def __init__(self, count: int, future: asyncio.Future[list[Any]]) -> None:
         self.missing = count
         self.replies: list[Any] = []
         self.future = future
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class ReplyError(Exception):
@@ -53,17 +57,25 @@ class Wire(asyncio.Protocol):
                 batch.missing -= 1
                 if not batch.missing:
                     waiting.popleft()
+                    if batch.timer is not None:
+                        batch.timer.cancel()
                     if not batch.future.done():
                         batch.future.set_result(batch.replies)
         except ConnectionError as error:
             self.fail(error)
 
-    def send(self, packed: bytes, count: int) -> asyncio.Future[list[Any]]:
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+    def send(self, packed: bytes, count: int, at: float | None = None) -> asyncio.Future[list[Any]]:
+        """Sends ``count`` commands. What is not answered at the loop's instant ``at`` ends the connection:
+        all later replies would be as late."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Any]] = loop.create_future()
         if self.lost is not None or self._transport is None:
             future.set_exception(self.lost or ConnectionError("not connected"))
             return future
-        self._waiting.append(_Batch(count, future))
+        batch = _Batch(count, future)
+        if at is not None:
+            batch.timer = loop.call_at(at, self._overdue, batch)
+        self._waiting.append(batch)
         self._transport.write(packed)
         return future
 
@@ -74,6 +86,15 @@ class Wire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         while self._waiting:
-            future = self._waiting.popleft().future
-            if not future.done():
-                future.set_exception(error)
+            batch = self._waiting.popleft()
+            if batch.timer is not None:
+                batch.timer.cancel()
+            if not batch.future.done():
+                batch.future.set_exception(error)
+
+    def _overdue(self, batch: _Batch) -> None:
+        batch.timer = asyncio.get_running_loop().call_later(_GRACE_S, self._give_up, batch)
+
+    def _give_up(self, batch: _Batch) -> None:
+        if batch.missing:
+            self.fail(TimeoutError("timed out"))
