@@ -122,6 +122,8 @@ class Supervisor:
         """Forks, kills, probes and looks that are due."""
         for timed in self._timed():
             now = time.monotonic()
+            if timed is self.fleet and self.redis.runner is not None and self.rounds.is_urgent(now):
+                continue  # a fork takes longer than the settlement that somebody's task waits for
             if timed.due_at <= now:
                 timed.tick(now)
 

@@ -37,6 +37,7 @@ class Estate:
     otherwise: Fate
     death: Death
     board: Board | None
+    died_at: float
     due_at: float
     repeats: list[float]
     """The delays of the settlements still to come."""
@@ -81,6 +82,7 @@ class Recovery:
             board: closed and unlinked at the end.
             on_closed: called then.
         """
+        now = self._clock()
         self._estates.append(
             Estate(
                 consumer,
@@ -89,7 +91,8 @@ class Recovery:
                 otherwise,
                 death,
                 board,
-                due_at=self._clock(),
+                died_at=now,
+                due_at=now,
                 repeats=[*_REPEATS_S, self._min_idle_s],
                 on_closed=on_closed,
             )
@@ -110,13 +113,18 @@ class Recovery:
         """How many have not been settled even once."""
         return sum(1 for estate in self._estates if not estate.is_settled)
 
+    @property
+    def newest_unsettled_at(self) -> float:
+        """When the last of those died; monotonic."""
+        return max((e.died_at for e in self._estates if not e.is_settled), default=0.0)
+
     def hasten(self) -> None:
         """The daemon is stopping: each estate gets one more settlement, the last, shortly after its first."""
         now = self._clock()
         for estate in self._estates:
             if not estate.is_settled:
                 estate.repeats = [_REPEATS_S[0]]
-            elif estate.repeats:
+            else:  # also one that waits for its last settlement, up to `recover_min_idle` away
                 estate.due_at, estate.repeats = min(estate.due_at, now + _REPEATS_S[0]), []
 
     def run_once(self) -> Steps[Done]:

@@ -30,6 +30,7 @@ from chronosd.supervisor.verdict import Reason, judge
 log = get_logger("chronosd.supervisor")
 
 _WITH_SUPERVISOR = Exit(None, 9)
+_URGENT_S = 0.1
 _PREDECESSORS_S = 10.0
 _PREDECESSORS_AT_BOOT_S = 0.1
 
@@ -95,6 +96,10 @@ class Rounds:
     def due_at(self) -> float:
         """When the next round trip is due; monotonic."""
         return min(step.due_at for step in self._steps)
+
+    def is_urgent(self, now: float) -> bool:
+        """Whether a first settlement is under way that is worth waiting for."""
+        return self._recovery.newest_unsettled_at > now - _URGENT_S
 
     def advance(self, runner: Runner, now: float) -> BrokerError | None:
         """One round trip; the error if the connection was lost."""
