@@ -1,36 +1,46 @@
-"""A queue of the test's own, on the session's server or on a fresh one."""
+"""Queues of the test's own, on the session's server or on a fresh one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-import redis as redis_py
 
 from chronosd.broker.runner import SyncRunner
 from chronosd.embedded import EmbeddedServer
 from tests.conftest import connect
 from tests.support.bench import Bench
 
-
-@pytest.fixture
-def runner(redis_url: str) -> Iterator[SyncRunner]:
-    """A runner on the session's server."""
-    one = SyncRunner(redis_url, timeout_s=10)
-    yield one
-    one.close()
+Bencher = Callable[[str], Bench]
 
 
 @pytest.fixture
-def bench(redis: redis_py.Redis, runner: SyncRunner, namespace: str) -> Bench:
-    """A queue on the session's server."""
-    return Bench(redis, runner, namespace)
+def bench_url(redis_url: str) -> str:
+    """A database of its own on the session's server, so that looking does not wade through others' keys."""
+    return f"{redis_url}?db=7"
 
 
 @pytest.fixture
-def other(redis: redis_py.Redis, runner: SyncRunner, namespace: str) -> Bench:
+def bencher(bench_url: str, namespace: str) -> Iterator[Bencher]:
+    """Makes queues by name; what they hold is gone after the test."""
+    runner = SyncRunner(bench_url, timeout_s=10)
+    with connect(bench_url) as redis:
+        yield lambda name: Bench(redis, runner, namespace, name)
+        for key in redis.scan_iter(match=f"{namespace}:*", count=1000):
+            redis.delete(key)
+    runner.close()
+
+
+@pytest.fixture
+def bench(bencher: Bencher) -> Bench:
+    """A queue."""
+    return bencher("q")
+
+
+@pytest.fixture
+def other(bencher: Bencher) -> Bench:
     """A second queue beside ``bench``."""
-    return Bench(redis, runner, namespace, "other")
+    return bencher("other")
 
 
 @pytest.fixture

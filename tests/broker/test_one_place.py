@@ -184,8 +184,8 @@ class OnePlace(RuleBasedStateMachine):
             self.redis.delete(key)
 
 
-def test_whatever_happens_a_task_is_in_exactly_one_place(redis: redis_py.Redis, runner: SyncRunner) -> None:
-    OnePlace.redis, OnePlace.runner = redis, runner
+def test_whatever_happens_a_task_is_in_exactly_one_place(bench: Bench) -> None:
+    OnePlace.redis, OnePlace.runner = bench.redis, bench.runner
     run_state_machine_as_test(
         OnePlace,
         settings=settings(

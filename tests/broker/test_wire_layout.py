@@ -18,6 +18,7 @@ from chronosd.broker.keys import GROUP, Namespace
 from chronosd.broker.message import Message, decode, encode
 from chronosd.broker.payload import decode_args
 from chronosd.states import State
+from tests.broker.conftest import Bencher
 from tests.support.bench import Bench
 
 WIRE = Path(__file__).parent.parent / "data" / "wire"
@@ -187,18 +188,16 @@ def test_a_task_that_ended_here_has_exactly_the_message_and_state_of_gos(
 
 
 @pytest.mark.parametrize("name", DUMPS)
-def test_every_task_that_go_left_in_a_stream_is_fetched_here(
-    bench: Bench, redis: redis_py.Redis, name: str
-) -> None:
+def test_every_task_that_go_left_in_a_stream_is_fetched_here(bencher: Bencher, name: str) -> None:
     for key, value in DUMPS[name].items():
         if value["type"] != "stream":
             continue
         prefix = key.removesuffix("stream")
-        queue = Bench(redis, bench.runner, bench.namespace.prefix, key.split("{")[1].split("}")[0])
+        queue = bencher(key.split("{")[1].split("}")[0])
         for _, entry in value["entries"]:
             stored = DUMPS[name][f"{prefix}t:{entry['task_id']}"]["fields"]
-            redis.hset(queue.queue.task(entry["task_id"]), mapping=stored)
-            redis.xadd(queue.queue.stream, entry)
+            queue.redis.hset(queue.queue.task(entry["task_id"]), mapping=stored)
+            queue.redis.xadd(queue.queue.stream, entry)
         queue.group()
         runs = queue.fetch(count=100)
         assert {run.task_id for run in runs} == {entry["task_id"] for _, entry in value["entries"]}
