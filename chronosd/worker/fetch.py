@@ -462,7 +462,7 @@ class Fetcher:
 
     def _put_off(self, index: int, message: Message, item: Fetched, handler: Handler | None) -> None:
         why = (
-            f"no handler for kind {message.kind!r}"
+            f"no handler for kind {message.kind[:200]!r}"
             if handler is None
             else "chains and groups need a newer worker"
         )

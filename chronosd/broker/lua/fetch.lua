@@ -6,7 +6,7 @@
 --          then the ids of entries already delivered
 -- Returns  {rows, gone}: rows flat, five a task: entry, id, msg, crashes, unknown_since.
 --          id is false for an entry that names no task; msg then holds its fields as text.
---          msg is false where the budget is spent: read it singly.
+--          msg is false where it exceeds what is left of the budget: read it singly.
 --          gone: ids whose task no longer exists, or is in another place already: pending under another
 --          entry, or in the set that its state names (chronos-go puts an id in use into the stream again,
 --          or into a set). Their entries are acknowledged and deleted.
@@ -49,8 +49,10 @@ local function take(entry, fields)
     if task[2] ~= '1' and elsewhere(id, task[2], task[5], entry) then return drop(entry, id) end
     redis.call('HSET', key, 'state', '2', 'sid', entry)
     crashes, unknown = task[3], task[4]
-    budget = budget - #task[1]
-    if budget >= 0 or n == 0 then msg = task[1] end
+    if #task[1] <= budget then
+      budget = budget - #task[1]
+      msg = task[1]
+    end
   end
   rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4], rows[n + 5] = entry, id, msg, crashes, unknown
   n = n + 5
