@@ -60,6 +60,8 @@ def classify(message: str) -> BrokerError:
     """
     found = _CODE.match(message) or _WRAPPED.match(message)
     trouble = _CODES[found[1]] if found else Trouble.OPERATOR
+    if "max number of clients" in message:  # the one refusal without a code that passes by itself
+        trouble = Trouble.RETRY
     if trouble in (Trouble.RETRY, Trouble.RECONNECT):
         return BrokerUnavailable(message, trouble=trouble)
     return BrokerRefused(message, trouble=trouble)
@@ -176,12 +178,12 @@ def parse(url: str, password: str | None = None) -> Target:
 
 def masked(url: str) -> str:
     """The URL without its password, for logs."""
+    url = re.sub(r"([?&](?:ssl_)?password=)[^&#]*", r"\1***", url)  # unix:// has it there
     parts = urlsplit(url)
-    query = re.sub(r"(?<![^&])((?:ssl_)?password=)[^&]*", r"\1***", parts.query)  # unix:// has it there
-    if parts.password is not None:
-        host = parts.netloc.rpartition("@")[2]
-        parts = parts._replace(netloc=f"{parts.username or ''}:***@{host}")
-    return url if parts.password is None and query == parts.query else urlunsplit(parts._replace(query=query))
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
 
 
 class Deadline:
