@@ -84,6 +84,11 @@ class QueueKeys:
         }[state]
 
     @property
+    def unique_prefix(self) -> str:
+        """What the keys of this queue's unique locks begin with."""
+        return self.task_prefix[: -len("t:")] + "unique:"
+
+    @property
     def sets(self) -> tuple[str, str, str, str]:
         """Scheduled, retry, archived, completed: the order in which scripts take them."""
         return (self.scheduled, self.retry, self.archived, self.completed)

@@ -32,11 +32,15 @@ def forward(queue: QueueKeys, state: State, limit: int = BATCH) -> Command[Forwa
     return call(script("forward"), (queue.stream, queue.set_of(state)), [queue.task_prefix, limit], parse)
 
 
-def extend(queue: QueueKeys, consumer: str, entries: Sequence[str]) -> Command[list[str]]:
-    """Renews the leases of up to 500 entries; returns those that are not the consumer's any more."""
-    return call(
-        script("extend"), (queue.stream,), [GROUP, consumer, *entries], lambda reply: [text(e) for e in reply]
-    )
+def extend(
+    queue: QueueKeys, consumer: str, entries: Sequence[str], *, lock_s: float = 0.0
+) -> Command[list[str]]:
+    """Renews the leases of up to 500 entries; returns those that are not the consumer's any more.
+
+    With ``lock_s``, the unique locks of their tasks live at least that long from now.
+    """
+    args = [GROUP, consumer, queue.task_prefix, queue.unique_prefix, round(lock_s * 1000), *entries]
+    return call(script("extend"), (queue.stream,), args, lambda reply: [text(e) for e in reply])
 
 
 def give_back(queue: QueueKeys, consumer: str, entries: Sequence[str]) -> Command[None]:

@@ -23,6 +23,9 @@ from chronosd.supervisor.steps import Done
 log = get_logger("chronosd.supervisor")
 
 _SECOND_LOOK_S = 0.1
+_LOCKS = 6
+"""A running task's unique lock lives at least this many intervals on; at the defaults, as long as Go's."""
+
 _LOSABLE = (SlotState.CLAIMED, SlotState.RUNNING)
 
 Held = tuple[str, str, str]
@@ -30,7 +33,7 @@ Held = tuple[str, str, str]
 
 
 class Lease:
-    """One pass renews every entry on every board, at most a batch per round trip."""
+    """One pass renews every entry on every board, and its unique lock, at most a batch per round trip."""
 
     name = "heartbeat"
 
@@ -56,7 +59,7 @@ class Lease:
         lost: set[Held] = set()
         for batch in _batches(self._held()):
             replies = yield [
-                sweep.extend(self._namespace.queue(queue), consumer, entries)
+                sweep.extend(self._namespace.queue(queue), consumer, entries, lock_s=_LOCKS * self.interval_s)
                 for consumer, queue, entries in batch
             ]
             for (consumer, queue, entries), reply in zip(batch, replies, strict=True):
@@ -65,7 +68,8 @@ class Lease:
                     continue
                 renewed += len(entries) - len(reply)
                 lost.update((consumer, queue, _text(entry)) for entry in reply)
-        if not errors:
+        # One queue whose key has the wrong type must not end the recovery of all others.
+        if renewed or not errors:
             self._grace.renewed(began_at)
         told = self._tell(lost)
         # An entry may have left because its completion has just been done, and its slot not yet freed: it

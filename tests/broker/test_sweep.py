@@ -9,7 +9,9 @@ import pytest
 from chronosd.broker import consume, sweep
 from chronosd.broker.commands import BATCH
 from chronosd.broker.consume import Dead
+from chronosd.broker.enqueue import NewTask, enqueue
 from chronosd.broker.keys import GROUP
+from chronosd.broker.message import Message, encode
 from chronosd.errors import BrokerRefused, Trouble
 from chronosd.states import State
 from tests.support.bench import Bench
@@ -122,6 +124,26 @@ def test_a_run_whose_entry_was_deleted_can_still_end_its_task(bench: Bench) -> N
     assert bench.run(sweep.extend(bench.queue, "c1", [run.entry.decode()])) == []
     assert bench.done(run) == []
     assert bench.look().hashes == {}
+
+
+@pytest.mark.parametrize("kind", ["mail:send", "mail<&>send"])
+def test_the_lock_of_a_running_task_is_lengthened_for_its_owner_and_never_shortened(
+    bench: Bench, kind: str
+) -> None:
+    # chronos-go sets it to twice the lease, whatever it was: a lock of ten hours had seconds left.
+    short, long, foreign = (f"{bench.queue.unique_prefix}{kind}:{n:064x}" for n in range(3))
+    bench.group()
+    for task_id, lock in (("a", short), ("b", long), ("c", foreign)):
+        message = Message(task_id, kind, bench.queue.name, b"{}", unique_key=lock)
+        bench.run(enqueue(bench.queue, [NewTask(task_id, encode(message, State.PENDING))]))
+    bench.redis.set(short, "a", px=5_000)
+    bench.redis.set(long, "b", px=36_000_000)
+    bench.redis.set(foreign, "somebody else", px=5_000)
+    entries = [run.entry.decode() for run in bench.fetch()]
+    assert bench.run(sweep.extend(bench.queue, "c1", entries, lock_s=60.0)) == []
+    assert 50_000 < int(bench.redis.pttl(short)) <= 60_000
+    assert int(bench.redis.pttl(long)) > 35_000_000
+    assert int(bench.redis.pttl(foreign)) <= 5_000
 
 
 def test_more_leases_than_a_page_are_renewed_at_once(bench: Bench) -> None:
