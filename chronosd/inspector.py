@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chronosd.broker import inspect
+from chronosd.broker import audit, inspect
+from chronosd.broker.audit import Expected, Finding
+from chronosd.broker.census import Census
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
 from chronosd.broker.runner import SyncRunner
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
-from chronosd.errors import TaskNotFound
+from chronosd.errors import InvalidTask, TaskNotFound
 from chronosd.states import State
 from chronosd.submission import DEFAULT_TIMEOUT_S
 
-__all__ = ["Inspector", "ListedTask", "QueueStats", "ServerInfo", "TaskDetails", "TaskPage"]
+__all__ = [
+    "Examination",
+    "Expected",
+    "Finding",
+    "Inspector",
+    "ListedTask",
+    "QueueStats",
+    "ServerInfo",
+    "TaskDetails",
+    "TaskPage",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What an examination looked at, and what is wrong there."""
+
+    server: ServerInfo
+    queues: tuple[str, ...]
+    tasks: int | None
+    """How many tasks were looked at one by one; None if it was not a deep examination."""
+    findings: tuple[Finding, ...]
+    """Errors first."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong; warnings may be there."""
+        return not any(finding.is_error for finding in self.findings)
 
 
 class Inspector:
@@ -110,6 +140,46 @@ class Inspector:
             queues = ", ".join(repr(task.queue) for task in found)
             raise TaskNotFound(f"task {task_id!r} is in several queues, say which: {queues}")
         return found[0]
+
+    def examine(self, *, deep: bool = False, expected: Expected | None = None) -> Examination:
+        """Looks for what is wrong with the server and the queues, and how to mend it.
+
+        Args:
+            deep: proves of every single task that it is in exactly one place. Reads everything, in pages;
+                tasks that move meanwhile are looked at again before anything is said of them.
+            expected: what the configuration says; by default its own defaults.
+        """
+        given = expected or Expected()
+        server = self.server_info()
+        findings = audit.server_findings(server)
+        names = self._names(given)
+        census = None
+        if deep:
+            census = Census(self._namespace, names, given.kinds)
+            self._runner.drive(census.walk())
+            self._runner.drive(census.verify())
+            names = sorted({*names, *census.queues})
+        for name in names:
+            queue = self._namespace.queue(name)
+            findings += self._runner.drive(audit.checkup(self._namespace, queue, given))
+            if census is None:
+                findings += self._runner.drive(audit.kinds_ahead(queue, given))
+        findings += census.findings if census is not None else []
+        return Examination(
+            server,
+            tuple(names),
+            census.tasks if census is not None else None,
+            tuple(sorted(findings, key=lambda finding: not finding.is_error)),
+        )
+
+    def _names(self, expected: Expected) -> list[str]:
+        names = []
+        for name in sorted({*self.queue_names(), *(expected.queues or ())}):
+            try:
+                names.append(self._namespace.queue(name).name)
+            except InvalidTask:
+                continue  # registered by others, and there is no key to look under
+        return names
 
     def close(self) -> None:
         """Closes the connections; the inspector can be used again."""

@@ -17,6 +17,7 @@ COMMANDS = {
     "enqueue": "chronosd.cli.enqueue:enqueue",
     "queue": "chronosd.cli.queue:queue",
     "task": "chronosd.cli.task:task",
+    "doctor": "chronosd.cli.doctor:doctor",
 }
 
 

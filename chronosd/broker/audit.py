@@ -1,0 +1,300 @@
+"""What is wrong with a server and its queues, one finding at a time, each with the way to mend it.
+
+This module looks at the whole: the server, the keys' types, the groups, who is late or silent. It costs a few
+round trips however many tasks there are. :mod:`~chronosd.broker.census` looks at every single task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any
+
+from chronosd.broker.commands import Command, Steps, plain, text
+from chronosd.broker.inspect import list_tasks
+from chronosd.broker.keys import GROUP, Namespace, QueueKeys
+from chronosd.broker.server import ServerInfo
+from chronosd.durations import format_duration
+from chronosd.errors import BrokerError, BrokerRefused
+from chronosd.states import SET_STATES, WAITING_SETS, State
+
+OLDEST_SERVER = (6, 2)
+"""XAUTOCLAIM and the exclusive ranges of streams came with it."""
+
+_LATE_S = 10.0
+"""More than a busy forwarder is ever late."""
+_EXPIRED_S = 3600.0
+"""More than any janitor's interval that makes sense."""
+_LEFT_S = 900.0
+"""A living worker asks for work, or is asked about, far more often."""
+_AHEAD = 100
+"""Tasks of each state whose kinds are looked at."""
+_NAMED = 20
+"""Findings of one sort that are told one by one; the rest are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or that will go wrong."""
+
+    code: str
+    """What sort it is, for programs; a word that does not change."""
+    problem: str
+    remedy: str
+    """What to do about it, as a command where there is one."""
+    queue: str = ""
+    task_id: str = ""
+    is_error: bool = True
+    """False for a warning: nothing is lost or stuck by it yet, or it mends itself."""
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        where = f"queue {self.queue}: " if self.queue else ""
+        task = f"task {self.task_id}: " if self.task_id else ""
+        return f"{where}{task}{self.problem}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a configuration says of a queue. ``kinds`` is None where nobody knows which kinds there are."""
+
+    recover_min_idle_s: float = 30.0
+    recover_interval_s: float = 15.0
+    queues: Collection[str] | None = None
+    kinds: Collection[str] | None = None
+
+    @property
+    def stuck_s(self) -> float:
+        """An entry whose lease is older than this has been recovered, if there is anybody to do it."""
+        return 2 * self.recover_min_idle_s + self.recover_interval_s
+
+
+def redis_cli(*words: object) -> str:
+    """A command for an operator's shell, whatever is in the words."""
+    return "redis-cli " + " ".join(quote(str(word)) for word in words)
+
+
+def server_findings(info: ServerInfo) -> list[Finding]:
+    """What is wrong with the server itself."""
+    found = []
+    version = tuple(int(n) for n in re.findall(r"\d+", info.version)[:2])
+    if version and version < OLDEST_SERVER:
+        found.append(
+            Finding(
+                "old-server",
+                f"the server is version {info.version}",
+                "use Redis 6.2 or later, or any Valkey",
+            )
+        )
+    if info.maxmemory_policy not in ("", "noeviction"):
+        found.append(
+            Finding(
+                "eviction",
+                f"maxmemory-policy is {info.maxmemory_policy}: a full server deletes tasks",
+                redis_cli("CONFIG", "SET", "maxmemory-policy", "noeviction") + ", and in its configuration",
+            )
+        )
+    if info.has_aof is False:
+        found.append(
+            Finding(
+                "no-aof",
+                "there is no append-only file: a crash loses what was accepted since the last dump",
+                redis_cli("CONFIG", "SET", "appendonly", "yes") + ", and in its configuration",
+                is_error=False,
+            )
+        )
+    return found
+
+
+def checkup(namespace: Namespace, queue: QueueKeys, expected: Expected) -> Steps[list[Finding]]:
+    """Looks at one queue as a whole. Raises BrokerError."""
+    keys = (queue.stream, *queue.sets)
+    *types, is_registered, is_paused, now = _checked(
+        (
+            yield [
+                *(plain("TYPE", key, parse=text) for key in keys),
+                plain("SISMEMBER", namespace.queues, queue.name),
+                plain("SISMEMBER", namespace.paused, queue.name),
+                plain("TIME", parse=lambda reply: int(reply[0]) + int(reply[1]) / 1e6),
+            ]
+        )
+    )
+    found = [
+        Finding(
+            "wrong-type",
+            f"{key} is a {kind}",
+            f"look at what it is, then delete or rename it: {redis_cli('RENAME', key, key + '.foreign')}",
+            queue.name,
+        )
+        for key, kind, right in zip(keys, types, ("stream", *("zset",) * 4), strict=True)
+        if kind not in (right, "none")
+    ]
+    if "none" not in types[:1] and not is_registered:
+        found.append(
+            Finding(
+                "unregistered",
+                f"it has tasks and is not in {namespace.queues}, so that no listing shows it",
+                redis_cli("SADD", namespace.queues, queue.name),
+                queue.name,
+            )
+        )
+    if types[0] == "stream":
+        found += yield from _stream(queue, bool(is_paused), expected)
+    sound = [
+        state for state, kind in zip(SET_STATES, types[1:], strict=True) if kind == "zset"
+    ]  # in the order of `sets`
+    found += yield from _sets(queue, sound, now)
+    return found
+
+
+def kinds_ahead(queue: QueueKeys, expected: Expected) -> Steps[list[Finding]]:
+    """Kinds without a handler among the next tasks of a queue. Raises BrokerError."""
+    unknown: Counter[str] = Counter()
+    for state in (State.PENDING, State.RETRY, State.SCHEDULED):
+        try:
+            page = yield from list_tasks(queue, state, "", _AHEAD)
+        except BrokerRefused:
+            continue  # a key of another type: said by the checkup
+        for task in page.tasks:
+            has_none = expected.kinds is not None and task.kind not in expected.kinds
+            if task.kind and (task.unknown_since is not None or has_none):
+                unknown[task.kind] += 1
+    return unknown_kinds(queue.name, unknown)
+
+
+def unknown_kinds(queue: str, counts: Mapping[str, int]) -> list[Finding]:
+    """A finding for each kind that nobody here has a handler for."""
+    return [
+        Finding(
+            "unknown-kind",
+            f"{count} tasks are of kind {kind!r}, for which there is no handler here",
+            "add the handler to the configuration, or wait for the daemon that has it",
+            queue,
+            is_error=False,
+        )
+        for kind, count in sorted(counts.items())
+    ]
+
+
+def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list[Finding]]:
+    (groups, length) = _checked(
+        (yield [plain("XINFO", "GROUPS", queue.stream, parse=_maps), plain("XLEN", queue.stream)])
+    )
+    if not any(text(group["name"]) == GROUP for group in groups):
+        if not length:
+            return []
+        return [
+            Finding(
+                "no-group",
+                f"its stream has {length} entries and no consumer group {GROUP!r}: nothing can be fetched",
+                f"start a daemon that serves it, or {redis_cli('XGROUP', 'CREATE', queue.stream, GROUP, 0)}",
+                queue.name,
+            )
+        ]
+    stuck_ms = round(expected.stuck_s * 1000)
+    consumers, stuck = _checked(
+        (
+            yield [
+                plain("XINFO", "CONSUMERS", queue.stream, GROUP, parse=_maps),
+                plain("XPENDING", queue.stream, GROUP, "IDLE", stuck_ms, "-", "+", 500),
+            ]
+        )
+    )
+    found = [
+        Finding(
+            "stuck",
+            f"entry {text(entry)} is pending for {text(owner)}, which has been silent for "
+            f"{format_duration(idle_ms // 1000)}, and nobody takes it over",
+            "start a daemon that serves this queue: it recovers the task",
+            queue.name,
+        )
+        for entry, owner, idle_ms, _ in stuck
+    ]
+    if len(found) > _NAMED:
+        rest = f"{len(found) - _NAMED} more{' or many more' if len(found) == 500 else ''}"
+        found[_NAMED:] = [Finding("stuck", f"{rest} are pending for silent owners", "as above", queue.name)]
+    left = [
+        consumer for consumer in consumers if not consumer["pending"] and consumer["idle"] > _LEFT_S * 1000
+    ]
+    if left and not is_paused:  # of a paused queue nobody asks for anything
+        names = [text(consumer["name"]) for consumer in left]
+        words = [redis_cli("XGROUP", "DELCONSUMER", queue.stream, GROUP, name) for name in names[:3]]
+        found.append(
+            Finding(
+                "consumers-left",
+                f"{len(left)} consumers have nothing pending and have not been heard of for "
+                f"{format_duration(_LEFT_S)}",
+                f"once it is certain that they are dead: {' && '.join(words)}{' ...' if names[3:] else ''}",
+                queue.name,
+                is_error=False,
+            )
+        )
+    return found
+
+
+def _sets(queue: QueueKeys, sound: Sequence[State], now: float) -> Steps[list[Finding]]:
+    if not sound:
+        return []
+    commands: list[Command[Any]] = []
+    for state in sound:
+        late_s = {State.SCHEDULED: _LATE_S, State.RETRY: _LATE_S, State.COMPLETED: _EXPIRED_S}.get(state)
+        until = "-inf" if late_s is None else f"({now - late_s:.6f}"
+        commands.append(plain("ZCOUNT", queue.set_of(state), "-inf", until))
+        # twenty years ahead is nobody's delay; milliseconds where seconds belong are fifty thousand
+        commands.append(plain("ZCOUNT", queue.set_of(state), f"({now + 20 * 365 * 86400:.0f}", "+inf"))
+    counts = _checked((yield commands))
+    found = []
+    for i, state in enumerate(sound):
+        late, far = counts[2 * i], counts[2 * i + 1]
+        if late and state in WAITING_SETS:
+            found.append(
+                Finding(
+                    "late",
+                    f"{late} {state.label} tasks are overdue by more than {format_duration(_LATE_S)}",
+                    "start a daemon that serves this queue: it forwards what is due",
+                    queue.name,
+                )
+            )
+        elif late and state is State.COMPLETED:
+            found.append(
+                Finding(
+                    "expired",
+                    f"{late} completed tasks are past their retention by more than "
+                    f"{format_duration(_EXPIRED_S)}",
+                    "start a daemon that serves this queue: its janitor deletes them",
+                    queue.name,
+                    is_error=False,
+                )
+            )
+        if far:
+            since = redis_cli("ZRANGE", queue.set_of(state), -far, -1, "WITHSCORES")
+            found.append(
+                Finding(
+                    "far-future",
+                    f"{far} {state.label} tasks have scores more than 20 years ahead; scores are seconds",
+                    f"look at them: {since}",
+                    queue.name,
+                    is_error=False,
+                )
+            )
+    return found
+
+
+def _maps(reply: Any) -> list[dict[str, Any]]:
+    """What XINFO lists, under either protocol."""
+    maps = []
+    for one in reply:
+        pairs = one.items() if isinstance(one, dict) else zip(one[::2], one[1::2], strict=True)
+        maps.append({text(name): value for name, value in pairs})
+    return maps
+
+
+def _checked(replies: Sequence[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, BrokerError):
+            raise reply
+    return list(replies)
