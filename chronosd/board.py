@@ -11,7 +11,8 @@ Layout, in native 64-bit cells (:class:`Cell` names the header's)::
 
     header    HEADER_CELLS cells
     meta      JSON: consumer and queue names, padded to a whole cell
-    slots     capacity x SLOT_CELLS cells: sequence, state, entry ms, entry seq, queue, started, deadline, claimed
+    slots     capacity x SLOT_CELLS cells: sequence, state, entry ms, entry seq, queue, started,
+              deadline, claimed
 
 The worker is the only writer. Within a slot the ids are stored before the state on a claim, and the state
 before anything else when the slot is freed, so every slot of a dead writer that is not free is whole. A live

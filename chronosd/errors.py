@@ -120,11 +120,11 @@ class TaskNotFound(ChronosError):
     """No task with that id."""
 
 
-class SkipRetry(Exception):  # noqa: N818 - the field's name for it; it is an outcome, not an error
+class SkipRetry(Exception):
     """Raise it from a handler to dead-letter the task at once, whatever retries are left."""
 
 
-class RetryIn(Exception):  # noqa: N818 - as above
+class RetryIn(Exception):
     """Raise it from a handler to choose when the task runs again.
 
     Args:
@@ -134,7 +134,11 @@ class RetryIn(Exception):  # noqa: N818 - as above
     """
 
     def __init__(
-        self, delay: str | float | timedelta, reason: str | BaseException | None = None, *, charge: bool = True
+        self,
+        delay: str | float | timedelta,
+        reason: str | BaseException | None = None,
+        *,
+        charge: bool = True,
     ) -> None:
         super().__init__(f"retry in {delay}" if reason is None else str(reason))
         self.delay = delay

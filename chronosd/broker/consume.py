@@ -34,6 +34,8 @@ class Fetched(NamedTuple):
     crashes: int
     unknown_since: float
     """Unix seconds; 0 if its kind has always been known."""
+    free_starts: int = 0
+    """Starts that were not charged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,14 @@ def named(task_id: bytes | None, msg: Any) -> tuple[str, Any]:
 def _delivery(reply: Any) -> Delivery:
     rows, gone = reply
     tasks = [
-        Fetched(rows[i], *named(rows[i + 1], rows[i + 2]), _int(rows[i + 3]), _float(rows[i + 4]))
-        for i in range(0, len(rows), 5)
+        Fetched(
+            rows[i],
+            *named(rows[i + 1], rows[i + 2]),
+            _int(rows[i + 3]),
+            _float(rows[i + 4]),
+            _int(rows[i + 5]),
+        )
+        for i in range(0, len(rows), 6)
     ]
     return Delivery(tasks, [text(task_id) for task_id in gone])
 

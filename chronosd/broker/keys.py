@@ -47,6 +47,8 @@ class Field:
     """JSON array of what is known of those deaths, newest last."""
     RETURNED = "returned"
     """How often a settlement handed the task back uncharged."""
+    FREE_STARTS = "free_starts"
+    """Starts that cost no retry (`RetryIn` uncharged); the attempt number counts them too."""
     ENQUEUED_AT = "enqueued_at"
     """Unix milliseconds by the server's clock."""
     NONCE = "nonce"

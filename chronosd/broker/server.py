@@ -39,6 +39,11 @@ def info() -> Command[ServerInfo]:
     return plain("INFO", parse=parse)
 
 
+def load(name: str) -> Command[None]:
+    """Has the server compile a script before it is needed."""
+    return plain("SCRIPT", "LOAD", script(name).source, parse=lambda _: None)
+
+
 def time() -> Command[float]:
     """The server's clock, in unix seconds."""
     return plain("TIME", parse=lambda reply: int(reply[0]) + int(reply[1]) / 1e6)

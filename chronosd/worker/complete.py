@@ -24,8 +24,13 @@ UNKNOWN_LIMIT_S = 24 * 3600.0
 Move = Done | Kept | Again | Dead
 
 
-def conclude(entry: bytes, message: Message, outcome: Outcome, base_s: float, cap_s: float) -> Move:
-    """The move that an outcome asks for. ``base_s`` and ``cap_s`` bound the backoff of its kind."""
+def conclude(
+    entry: bytes, message: Message, outcome: Outcome, base_s: float, cap_s: float, free_starts: int = 0
+) -> Move:
+    """The move that an outcome asks for.
+
+    ``base_s`` and ``cap_s`` bound the backoff of its kind; ``free_starts`` counts earlier uncharged starts.
+    """
     match outcome:
         case Succeeded(result):
             if message.retention <= 0:
@@ -37,7 +42,8 @@ def conclude(entry: bytes, message: Message, outcome: Outcome, base_s: float, ca
         case Postponed(delay_s, charge, error):
             if charge:
                 return _charge(entry, message, error, delay_s, base_s, cap_s)
-            return Again(entry, message.id, replace(message, last_err=error), delay_s)
+            fields = {Field.FREE_STARTS: free_starts + 1}
+            return Again(entry, message.id, replace(message, last_err=error), delay_s, fields)
         case Rejected(error):
             return _bury(entry, message, error)
 

@@ -65,6 +65,7 @@ class Run:
         "crashes",
         "dropped",
         "entry",
+        "free_starts",
         "handler",
         "marked",
         "message",
@@ -84,6 +85,7 @@ class Run:
         handler: Handler,
         crashes: int,
         now_ns: int,
+        free_starts: int = 0,
     ) -> None:
         self.slot = slot
         self.entry = entry
@@ -91,6 +93,7 @@ class Run:
         self.message = message
         self.handler = handler
         self.crashes = crashes
+        self.free_starts = free_starts
         self.claimed_ns = now_ns
         self.checked_ns = now_ns
         """When it was last known to be this worker's own."""
@@ -252,7 +255,7 @@ class Executor:
             message.kind,
             message.queue,
             args,
-            message.retried + 1,
+            message.retried + 1 + run.free_starts,
             message.retried,
             message.max_retry,
             time.time() + handler.timeout,

@@ -449,7 +449,7 @@ class Fetcher:
         self._board.claim(slot, item.entry, index, now_ns)
         # Go may have stored a new task under the old id: crashes that were never charged are not its own.
         crashes = item.crashes if item.crashes <= message.retried else 0
-        run = Run(slot, item.entry, index, message, handler, crashes, now_ns)
+        run = Run(slot, item.entry, index, message, handler, crashes, now_ns, item.free_starts)
         self._runs[index, item.entry] = run
         self._buffer.append(run)
 
@@ -600,7 +600,14 @@ class Fetcher:
             self._outboxes[run.queue].released.append((run.entry, run.message.id))
         else:
             handler = run.handler
-            move = conclude(run.entry, run.message, outcome, handler.retry_base, handler.retry_cap)
+            move = conclude(
+                run.entry,
+                run.message,
+                outcome,
+                handler.retry_base,
+                handler.retry_cap,
+                run.free_starts,
+            )
             self._outboxes[run.queue].add(move)
             self._report(run, outcome, move)
         if self._buffer:

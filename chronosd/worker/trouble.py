@@ -13,14 +13,14 @@ from collections.abc import Collection, Sequence
 from chronosd import log
 from chronosd.errors import BrokerError
 
-FIRST_S = 0.1
+FIRST_S = 0.02
 MOST_S = 2.0
 
 _log = log.get_logger("chronosd.worker")
 
 
 def pause_s(failures: int) -> float:
-    """How long to wait after so many failures in a row: 50 to 100 ms, doubled up to 2 s, with jitter."""
+    """How long to wait after so many failures in a row: 10 to 20 ms, doubled up to 2 s, with jitter."""
     bound: float = min(FIRST_S * 2.0 ** min(failures - 1, 10), MOST_S)
     return random.uniform(0.5, 1.0) * bound
 

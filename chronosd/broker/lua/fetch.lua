@@ -4,7 +4,8 @@
 -- ARGV     1 group  2 consumer  3 count (entries to read; 0 = none)  4 task key prefix
 --          5 budget (message bytes that one reply may carry)
 --          then the ids of entries already delivered
--- Returns  {rows, gone}: rows flat, five a task: entry, id, msg, crashes, unknown_since.
+-- Returns  {rows, gone}: rows flat, six a task: entry, id, msg, crashes, unknown_since,
+--          free_starts.
 --          id is false for an entry that names no task; msg then holds its fields as text.
 --          msg is false where it exceeds what is left of the budget: read it singly.
 --          gone: ids whose task no longer exists, or is in another place already: pending under another
@@ -34,13 +35,13 @@ local function take(entry, fields)
   for f = 1, #fields, 2 do
     if fields[f] == 'task_id' then id = fields[f + 1] end
   end
-  local msg, crashes, unknown = false, false, false
+  local msg, crashes, unknown, free = false, false, false, false
   if not id or id == '' then
     id = false
     msg = string.sub(table.concat(fields, ' '), 1, 65536)
   else
     local key = prefix .. id
-    local task = redis.pcall('HMGET', key, 'msg', 'state', 'crashes', 'unknown_since', 'sid')
+    local task = redis.pcall('HMGET', key, 'msg', 'state', 'crashes', 'unknown_since', 'sid', 'free_starts')
     if task.err or not task[1] then
       drop(entry, id)
       if not task.err then redis.call('DEL', key) end -- a state without a message: a zombie of a stale move
@@ -48,14 +49,15 @@ local function take(entry, fields)
     end
     if task[2] ~= '1' and elsewhere(id, task[2], task[5], entry) then return drop(entry, id) end
     redis.call('HSET', key, 'state', '2', 'sid', entry)
-    crashes, unknown = task[3], task[4]
+    crashes, unknown, free = task[3], task[4], task[6]
     if #task[1] <= budget then
       budget = budget - #task[1]
       msg = task[1]
     end
   end
   rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4], rows[n + 5] = entry, id, msg, crashes, unknown
-  n = n + 5
+  rows[n + 6] = free
+  n = n + 6
 end
 
 for i = 6, #ARGV do

@@ -19,7 +19,7 @@ for i = 4, #ARGV, 5 do
     local mine, gone = owns(stream, group, key, entry, taken)
     if mine then
       redis.call('HSET', key, 'msg', msg, 'state', '3')
-      redis.call('HDEL', key, 'sid', 'run', 'crashes', 'evidence', 'returned', 'unknown_since')
+      redis.call('HDEL', key, 'sid', 'run', 'crashes', 'evidence', 'returned', 'unknown_since', 'free_starts')
       redis.call('ZADD', completed, string.format('%.6f', now + keep), id)
     end
     if lock ~= '' and (mine or gone) and redis.pcall('GET', lock) == id then redis.pcall('DEL', lock) end
