@@ -118,7 +118,7 @@ def _finish(config: Config, source: Source) -> Config:
     return finished
 
 
-class SyntaxProblem(Exception):  # noqa: N818 - it carries a Problem and never leaves this package
+class SyntaxProblem(Exception):
     """The text is no YAML, or more YAML than a configuration needs."""
 
     def __init__(self, mark: Mark, text: str) -> None:
