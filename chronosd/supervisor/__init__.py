@@ -9,20 +9,29 @@ obeyed and the watchdog fed whatever Redis does.
 
     main.py          puts the pieces together; exit codes
     loop.py          the loop: signals, deaths, timers -> handle_<name>
+    descriptors.py   what is waited for, and who handles it
     fleet.py         the workers: spawn, gate, restart, drain, kill
+    worker.py        one of them, as the supervisor knows it
     process.py       fork and what a child must do first
     signals.py       caught before anything else is imported
     restarts.py      how long to wait before a worker is replaced (pure)
+    rounds.py        all work against Redis, and in which order
     steps.py         timed work against Redis, one round trip at a time
     availability.py  whether Redis is there; asks through a throwaway child while it is not
     incarnation.py   the lock and the boards of this run, and those of the dead ones before it
     recovery.py      settles what dead workers left
     verdict.py       who is to blame for a death (pure)
     overrun.py       tasks past their deadline and loops that stand still
+    stacks.py        Python stacks of a worker, also of a hung or dead one
+    groundwork.py    queues, groups, the server's clock
     lease.py         the heartbeat of every entry on the boards
     forwarder.py     moves due tasks into the streams
     recoverer.py     takes over what other hosts' dead left
+    strays.py        hands back what a live worker has and will not start
     janitor.py       bounds what is archived and completed
+    keeper.py        the embedded server
+    burst.py         whether anything is left to do
+    report.py        what systemd is told
     notify.py        systemd's notification protocol
 
 Work against Redis is written as generators of commands: each ``yield`` is one round trip, and between any

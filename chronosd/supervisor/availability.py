@@ -14,13 +14,13 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from chronosd.broker.connect import masked, probe
 from chronosd.broker.runner import SyncRunner
 from chronosd.errors import BrokerError, ChronosError
 from chronosd.log import get_logger
 from chronosd.supervisor import process
+from chronosd.supervisor.descriptors import Descriptors
 from chronosd.supervisor.process import Child
 
 log = get_logger("chronosd.supervisor")
@@ -33,17 +33,11 @@ _SAID_ADDRESS = b"+"
 _SAID_ERROR = b"-"
 
 
-class Selected(Protocol):
-    """Who is told which descriptors to wait for."""
-
-    def watch_probe(self, fd: int) -> None: ...
-    def unwatch_probe(self, fd: int) -> None: ...
-
-
 @dataclass(slots=True)
 class _Probe:
     child: Child
     pipe: int
+    password: str | None
     kill_at: float
     said: bytes = b""
 
@@ -57,13 +51,13 @@ class Availability:
         password: Callable[[], str | None],
         *,
         abandon: Callable[[], None],
-        selected: Selected,
+        descriptors: Descriptors,
         random: Callable[[], float] = random.random,
     ) -> None:
         self._url = url
         self._password = password
         self._abandon = abandon
-        self._selected = selected
+        self._descriptors = descriptors
         self._random = random
         self._probe: _Probe | None = None
         self._probe_at = 0.0
@@ -92,8 +86,12 @@ class Availability:
             self._begin_probe(now)
 
     def _begin_probe(self, now: float) -> None:
+        try:
+            password = self._password()
+        except ChronosError as error:
+            self._failed(str(error), now)  # its file is being replaced, perhaps: asked for again each time
+            return
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        password = self._password()
 
         def ask() -> int:
             try:
@@ -115,22 +113,22 @@ class Availability:
             return
         finally:
             os.close(writing)
-        self._probe = _Probe(child, reading, now + PROBE_LIMIT_S)
-        self._selected.watch_probe(reading)
+        self._probe = _Probe(child, reading, password, now + PROBE_LIMIT_S)
+        self._descriptors.watch(reading, self._handle_readable)
 
-    def handle_readable(self, now: float) -> None:
+    def _handle_readable(self) -> None:
         """The probe has said something, or died."""
         assert self._probe is not None
         try:
             said = os.read(self._probe.pipe, 4096)
         except BlockingIOError:
             return
-        self._end_probe(said or b"-the probe died", now)
+        self._end_probe(said or b"-the probe died", time.monotonic())
 
     def _end_probe(self, said: bytes, now: float) -> None:
         probe_, self._probe = self._probe, None
         assert probe_ is not None
-        self._selected.unwatch_probe(probe_.pipe)
+        self._descriptors.unwatch(probe_.pipe)
         os.close(probe_.pipe)
         # It has said all it has to say. From here on it is a stranger, reaped with SIGCHLD: to wait for it
         # would be to trust that it can be killed.
@@ -142,7 +140,7 @@ class Availability:
             return
         self.runner = SyncRunner(
             self._url,
-            self._password(),
+            probe_.password,
             timeout_s=CALL_LIMIT_S,
             address=text,
             client_name="chronosd-supervisor",

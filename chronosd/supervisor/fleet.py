@@ -11,88 +11,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Protocol
+from functools import partial
 
-from chronosd.board import Board, Cell
+from chronosd.board import Board
 from chronosd.config.schema import Config
 from chronosd.link import Link, WorkerSpec, board_capacity
 from chronosd.log import get_logger
 from chronosd.supervisor import process
+from chronosd.supervisor.descriptors import Descriptors
 from chronosd.supervisor.incarnation import Incarnation
-from chronosd.supervisor.process import Child, Exit
+from chronosd.supervisor.process import Exit
 from chronosd.supervisor.restarts import Restarts
 from chronosd.supervisor.stacks import Stacks
-from chronosd.supervisor.verdict import Entry, Reason
+from chronosd.supervisor.verdict import Reason
+from chronosd.supervisor.worker import Phase, Worker
 
 log = get_logger("chronosd.supervisor")
 
 WorkerTarget = Callable[[WorkerSpec], int]
-
-
-class Phase(Enum):
-    """How far a worker is, as the supervisor knows it."""
-
-    STARTING = auto()
-    READY = auto()
-    """Handlers imported, waiting at the gate."""
-    RUNNING = auto()
-    STOPPING = auto()
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One worker process and the supervisor's ends of what connects the two. Instants are monotonic."""
-
-    spec: WorkerSpec
-    child: Child
-    link: Link
-    stacks: Stacks
-    started_at: float
-    phase: Phase = Phase.STARTING
-    ready_at: float | None = None
-    reason: Reason | None = None
-    guilty: frozenset[Entry] = frozenset()
-    kill_at: float | None = None
-    killed: bool = False
-    failure: tuple[int, str] | None = None
-    """Exit code and one line, from a worker that could not load."""
-    exit: Exit | None = None
-
-    @property
-    def board(self) -> Board:
-        return self.spec.board
-
-    @property
-    def name(self) -> str:
-        return f"worker {self.spec.index}"
-
-    @property
-    def completed(self) -> int:
-        cells = self.board.cells
-        return sum(cells[cell] for cell in (Cell.SUCCEEDED, Cell.RETRIED, Cell.ARCHIVED))
-
-    def kill(self, reason: Reason, guilty: frozenset[Entry] = frozenset()) -> None:
-        """SIGKILL; the first reason given is the one that counts."""
-        self.reason = self.reason or reason
-        self.guilty |= guilty
-        self.kill_at = None
-        self.killed = True
-        self.child.send(signal.SIGKILL)
-
-    def abandon(self) -> None:
-        """Closes the supervisor's ends, in another child or after the end; the board's file stays."""
-        self.child.close()
-        self.link.close()
-        self.stacks.close()
-        self.board.close()
-
-
-class Watcher(Protocol):
-    """Who is told when descriptors come and go."""
-
-    def watch(self, worker: Worker) -> None: ...
-    def unwatch(self, worker: Worker) -> None: ...
 
 
 @dataclass(slots=True)
@@ -117,14 +53,16 @@ class Fleet:
         redis_url: str,
         *,
         abandon: Callable[[], None],
-        watcher: Watcher,
+        descriptors: Descriptors,
+        on_death: Callable[[Worker], None],
     ) -> None:
         self._config = config
         self._target = target
         self._incarnation = incarnation
         self._redis_url = redis_url
         self._abandon = abandon
-        self._watcher = watcher
+        self._descriptors = descriptors
+        self._on_death = on_death
         self._capacity = board_capacity(config)
         self._generation = 0
         self.places = [Place(index) for index in range(config.workers)]
@@ -198,7 +136,8 @@ class Fleet:
             place.spawn_at = now + delay
             return
         place.worker, place.spawn_at = worker, None
-        self._watcher.watch(worker)
+        self._descriptors.watch(worker.child, partial(self._on_death, worker))
+        self._descriptors.watch(worker.link, partial(self._handle_word, worker))
         log.debug("worker forked", worker=place.index, pid=worker.child.pid, consumer=worker.spec.consumer)
 
     def _fork(self, index: int, generation: int, now: float) -> Worker:
@@ -245,9 +184,10 @@ class Fleet:
 
     # -- what workers say -------------------------------------------------------------------------
 
-    def handle_link(self, worker: Worker) -> bool:
-        """Takes a worker's messages; False once there can be no more."""
+    def _handle_word(self, worker: Worker) -> None:
         messages = worker.link.receive()
+        if messages is None:
+            self._descriptors.unwatch(worker.link)
         for message in messages or ():
             match message.get("t"):
                 case "ready":
@@ -258,7 +198,6 @@ class Fleet:
                     # It was told to stop, by us or by somebody's SIGTERM, and did: nobody is to blame.
                     worker.reason = worker.reason or Reason.STOP
                     worker.phase = Phase.STOPPING
-        return messages is not None
 
     def _handle_ready(self, worker: Worker) -> None:
         worker.ready_at = time.monotonic()
@@ -292,8 +231,8 @@ class Fleet:
 
     def handle_death(self, worker: Worker, exit_: Exit, now: float) -> None:
         """A worker has been reaped: its last words are taken and its place is prepared for the next."""
-        self.handle_link(worker)
-        self._watcher.unwatch(worker)
+        self._handle_word(worker)
+        self._descriptors.unwatch(worker.link)
         worker.exit = exit_
         worker.link.close()
         if worker in self.leaving:

@@ -20,6 +20,7 @@ from chronosd.supervisor.steps import Done
 
 log = get_logger("chronosd.supervisor")
 
+_SCRIPTS = ("pending", "retry", "release", "complete", "archive")
 _JUMP_S = 2.0
 """More than a bounded round trip and a busy server explain."""
 
@@ -56,11 +57,14 @@ class Groundwork:
             *(consume.create_group(queue) for queue in self._queues),
         ]
         if self.is_connection_new:
+            # Loaded beforehand: the task of a dead worker shall not wait for the script that hands it back.
+            commands += [server.load(name) for name in _SCRIPTS]
             commands.append(server.info())
         replies = yield commands
         server_time, registered, *groups = replies
         if self.is_connection_new:
             info = groups.pop()
+            del groups[len(self._queues) :]
             if not isinstance(info, BrokerError):
                 self._meet(info)
             self.is_connection_new = False

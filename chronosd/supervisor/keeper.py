@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from chronosd.embedded import EmbeddedServer
 from chronosd.errors import ChronosError
 from chronosd.log import get_logger
+from chronosd.supervisor.descriptors import Descriptors
 from chronosd.supervisor.restarts import Restarts
 
 log = get_logger("chronosd.supervisor")
@@ -18,16 +18,9 @@ _STOP_S = 10.0
 class Keeper:
     """One embedded server and its restarts. Instants are monotonic."""
 
-    def __init__(
-        self,
-        server: EmbeddedServer,
-        *,
-        watch: Callable[[int], None],
-        unwatch: Callable[[int], None],
-    ) -> None:
+    def __init__(self, server: EmbeddedServer, descriptors: Descriptors) -> None:
         self._server = server
-        self._watch = watch
-        self._unwatch = unwatch
+        self._descriptors = descriptors
         self._watched: int | None = None
         self._restarts = Restarts()
         self._ready_at: float | None = None
@@ -52,8 +45,7 @@ class Keeper:
             self._again(str(error), now)
         self._follow()
 
-    def handle_end(self) -> None:
-        """Its pidfd is readable: it has ended."""
+    def _handle_end(self) -> None:
         now = time.monotonic()
         code = self._server.poll()
         if code is None:
@@ -73,12 +65,12 @@ class Keeper:
         if pidfd != self._watched:
             self._unfollow()
             if pidfd is not None:
-                self._watch(pidfd)
+                self._descriptors.watch(pidfd, self._handle_end)
                 self._watched = pidfd
 
     def _unfollow(self) -> None:
         if self._watched is not None:
-            self._unwatch(self._watched)
+            self._descriptors.unwatch(self._watched)
             self._watched = None
 
     def abandon(self) -> None:

@@ -16,9 +16,9 @@ from chronosd.broker.commands import BATCH, Steps
 from chronosd.broker.keys import Namespace
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
-from chronosd.supervisor.fleet import Worker
 from chronosd.supervisor.recoverer import Grace
 from chronosd.supervisor.steps import Done
+from chronosd.supervisor.worker import Worker
 
 log = get_logger("chronosd.supervisor")
 

@@ -5,23 +5,24 @@ It reads from top to bottom: :meth:`Supervisor.run` is the loop, the ``handle_*`
 
 from __future__ import annotations
 
-import selectors
 import signal
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 from chronosd.log import get_logger
 from chronosd.supervisor import process, signals
 from chronosd.supervisor.availability import Availability
-from chronosd.supervisor.fleet import Fleet, Worker
+from chronosd.supervisor.descriptors import Descriptors
+from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.keeper import Keeper
 from chronosd.supervisor.notify import Notifier
 from chronosd.supervisor.overrun import Overruns
 from chronosd.supervisor.process import Exit
+from chronosd.supervisor.report import Report
 from chronosd.supervisor.rounds import Rounds
 from chronosd.supervisor.verdict import Reason
+from chronosd.supervisor.worker import Worker
 
 log = get_logger("chronosd.supervisor")
 
@@ -55,6 +56,7 @@ class Supervisor:
         shutdown_timeout_s: float,
         kill_grace_s: float,
         notifier: Notifier,
+        descriptors: Descriptors,
         is_burst: bool = False,
     ) -> None:
         self._startup_timeout_s = startup_timeout_s
@@ -62,12 +64,10 @@ class Supervisor:
         self._kill_grace_s = kill_grace_s
         self._notifier = notifier
         self._is_burst = is_burst
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(signals.fileno(), selectors.EVENT_READ, lambda: None)
+        self._descriptors = descriptors
+        descriptors.watch(signals.fileno(), signals.drain)
         self._started_at = time.monotonic()
         self._turned_at = self._started_at
-        self._fed_at = 0.0
-        self._extend_at = 0.0
         self._is_ready = False
         self._stop_by: float | None = None
         """When a stop under way gives up on Redis; None while nobody has asked for one."""
@@ -78,6 +78,7 @@ class Supervisor:
         self.redis: Availability
         self.rounds: Rounds
         self.overruns: Overruns
+        self.report: Report
         self.keeper: Keeper | None = None
 
     # -- the loop -----------------------------------------------------------------------------------
@@ -85,18 +86,14 @@ class Supervisor:
     def run(self) -> int:
         """Runs until the daemon is to end; returns its exit code."""
         while not self._is_over:
-            ready = self._selector.select(self._wait_s())
+            readable = self._descriptors.wait(self._wait_s())
             self.handle_gap()
-            for key, _ in ready:
-                # An earlier handler of this turn may have ended what this event is about.
-                if self._selector.get_map().get(key.fd) is key:
-                    key.data()
+            self._descriptors.dispatch(readable)
             self.handle_signals()
             self.handle_timers()
             self.handle_redis()
             self.handle_start()
             self.handle_stop()
-            self.handle_systemd()
         return self._exit_code
 
     def _wait_s(self) -> float:
@@ -107,7 +104,7 @@ class Supervisor:
         return min(max(due_at - now, 0.0), _LONGEST_WAIT_S)
 
     def _timed(self) -> Sequence[Timed]:
-        timed: list[Timed] = [self.fleet, self.redis, self.overruns]
+        timed: list[Timed] = [self.fleet, self.redis, self.overruns, self.report]
         return timed if self.keeper is None else [*timed, self.keeper]
 
     def handle_gap(self) -> None:
@@ -170,33 +167,29 @@ class Supervisor:
     def _age_s(self) -> float:
         return time.monotonic() - self._started_at
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether it is neither ready nor stopping."""
+        return not self._is_ready and self._stop_by is None
+
+    def status(self) -> str:
+        """One line on how things stand."""
+        if self._stop_by is not None:
+            return "stopping"
+        line = f"{self.fleet.ready_count} of {len(self.fleet.places)} workers running"
+        if not self._is_ready:
+            line = "starting: " + line
+        if self.redis.error:
+            line += f"; redis is away: {self.redis.error}"
+        return line
+
     # -- workers --------------------------------------------------------------------------------------
-
-    def watch(self, worker: Worker) -> None:
-        """The fleet has forked a worker."""
-        self._selector.register(worker.child, selectors.EVENT_READ, partial(self.handle_death, worker))
-        self._selector.register(worker.link, selectors.EVENT_READ, partial(self.handle_word, worker))
-
-    def unwatch(self, worker: Worker) -> None:
-        """It is gone, and its descriptors are about to be closed."""
-        for registered in (worker.child, worker.link):
-            try:
-                self._selector.unregister(registered)
-            except (KeyError, ValueError):
-                pass  # its link had ended before it did
-
-    def handle_word(self, worker: Worker) -> None:
-        """A worker has said something, or closed its end."""
-        if not self.fleet.handle_link(worker):
-            self._selector.unregister(worker.link)
 
     def handle_death(self, worker: Worker) -> None:
         """A worker's pidfd is readable."""
-        self._selector.unregister(worker.child)
+        self._descriptors.unwatch(worker.child)
         exit_ = worker.child.reap()
-        if exit_ is None:
-            self._selector.register(worker.child, selectors.EVENT_READ, partial(self.handle_death, worker))
-            return
+        assert exit_ is not None, "a readable pidfd is a dead process"
         now = time.monotonic()
         self.fleet.handle_death(worker, exit_, now)
         self.rounds.settle(worker, exit_, now)
@@ -324,62 +317,14 @@ class Supervisor:
         """Ends everything that is left, whatever ended the loop."""
         self.fleet.kill_all(Reason.QUIT)
         self.redis.close()
-        self._selector.close()
+        self._descriptors.close()
 
     def abandon(self) -> None:
         """In a child: closes what is the supervisor's alone, through the objects that own it."""
-        self._selector.close()
+        self._descriptors.close()
         self._notifier.close()
         self.fleet.abandon()
         self.redis.abandon()
         self.rounds.abandon()
         if self.keeper is not None:
             self.keeper.abandon()
-
-    # -- systemd --------------------------------------------------------------------------------------
-
-    def handle_systemd(self) -> None:
-        """Says how things stand; feeds the watchdog while every step makes progress."""
-        now = time.monotonic()
-        period_s = 1.0 if self._notifier.watchdog_s is None else min(1.0, self._notifier.watchdog_s / 4)
-        if now - self._fed_at < period_s:
-            return
-        self._fed_at = now
-        self._notifier.settle()
-        if self._stop_by is None:
-            self._notifier.status(self.status())
-            if not self._is_ready and now >= self._extend_at:
-                self._extend_at = now + 5.0
-                self._notifier.extend_timeout(self._startup_timeout_s)
-        stuck = self.rounds.stuck(now)
-        if self._notifier.watchdog_s is not None and not stuck:
-            self._notifier.watchdog()
-
-    def status(self) -> str:
-        """One line on how things stand."""
-        line = f"{self.fleet.ready_count} of {len(self.fleet.places)} workers running"
-        if not self._is_ready:
-            line = "starting: " + line
-        if self.redis.error:
-            line += f"; redis is away: {self.redis.error}"
-        return line
-
-    def watch_probe(self, fd: int) -> None:
-        """The probe of Redis has begun."""
-        self._selector.register(fd, selectors.EVENT_READ, self._handle_probe)
-
-    def unwatch_probe(self, fd: int) -> None:
-        """It has ended."""
-        self._selector.unregister(fd)
-
-    def _handle_probe(self) -> None:
-        self.redis.handle_readable(time.monotonic())
-
-    def watch_server(self, pidfd: int) -> None:
-        """The embedded server runs."""
-        assert self.keeper is not None
-        self._selector.register(pidfd, selectors.EVENT_READ, self.keeper.handle_end)
-
-    def unwatch_fd(self, fd: int) -> None:
-        """The descriptor is about to be closed."""
-        self._selector.unregister(fd)

@@ -11,12 +11,14 @@ from chronosd.errors import ChronosError
 from chronosd.log import configure, get_logger
 from chronosd.supervisor import process, signals
 from chronosd.supervisor.availability import Availability
+from chronosd.supervisor.descriptors import Descriptors
 from chronosd.supervisor.fleet import Fleet, WorkerTarget
 from chronosd.supervisor.incarnation import Incarnation
 from chronosd.supervisor.keeper import Keeper
 from chronosd.supervisor.loop import EXIT_RUNTIME, Supervisor
 from chronosd.supervisor.notify import Notifier
 from chronosd.supervisor.overrun import Overruns
+from chronosd.supervisor.report import Report
 from chronosd.supervisor.rounds import Rounds
 
 log = get_logger("chronosd.supervisor")
@@ -51,25 +53,40 @@ def run(
     except (ChronosError, OSError) as error:
         log.error("cannot start", error=str(error))
         return EXIT_RUNTIME
+    descriptors = Descriptors()
     supervisor = Supervisor(
         startup_timeout_s=config.startup_timeout,
         shutdown_timeout_s=config.shutdown_timeout,
         kill_grace_s=config.kill_grace,
         notifier=notifier,
+        descriptors=descriptors,
         is_burst=burst,
     )
     fleet = supervisor.fleet = Fleet(
-        config, worker_target, incarnation, url, abandon=supervisor.abandon, watcher=supervisor
+        config,
+        worker_target,
+        incarnation,
+        url,
+        abandon=supervisor.abandon,
+        descriptors=descriptors,
+        on_death=supervisor.handle_death,
     )
     supervisor.redis = Availability(
-        url, config.redis.password, abandon=supervisor.abandon, selected=supervisor
+        url, config.redis.password, abandon=supervisor.abandon, descriptors=descriptors
     )
     supervisor.rounds = Rounds(config, fleet, incarnation, runtime, is_burst=burst)
     supervisor.overruns = Overruns(
         lambda: fleet, kill_grace_s=config.kill_grace, stall_timeout_s=config.stall_timeout
     )
+    supervisor.report = Report(
+        notifier,
+        status=supervisor.status,
+        is_starting=lambda: supervisor.is_starting,
+        stuck=supervisor.rounds.stuck,
+        extend_s=config.startup_timeout,
+    )
     if server is not None:
-        supervisor.keeper = Keeper(server, watch=supervisor.watch_server, unwatch=supervisor.unwatch_fd)
+        supervisor.keeper = Keeper(server, descriptors)
     code = EXIT_RUNTIME
     try:
         code = supervisor.run()

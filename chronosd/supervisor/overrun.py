@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from chronosd.board import Cell, Slot, SlotState
 from chronosd.log import get_logger
-from chronosd.supervisor.fleet import Phase, Worker
 from chronosd.supervisor.verdict import Entry, Reason
+from chronosd.supervisor.worker import Phase, Worker
 
 log = get_logger("chronosd.supervisor")
 

@@ -23,6 +23,7 @@ from chronosd.supervisor.verdict import Entry
 
 log = get_logger("chronosd.supervisor")
 
+_AGAIN_S = 1.0
 _REPEATS_S = (0.05, 1.0, 5.0)
 _COUNTED = ("acknowledged", "returned", "retried", "archived", "discarded", "dropped", "lost")
 
@@ -134,6 +135,8 @@ class Recovery:
             return Done(next_in_s=self._wait_s())
         queues = {name: self._namespace.queue(name) for name in estate.queues}
         began_at = self._clock()
+        # Should this pass fail, the others come first: one estate must not keep all from being settled.
+        estate.due_at = began_at + _AGAIN_S
         settled = yield from settle(
             queues, estate.consumer, estate.fates, estate.otherwise, estate.death, self._policy
         )
@@ -144,8 +147,7 @@ class Recovery:
             name: error for name, error in settled.errors.items() if error.trouble is not Trouble.RECREATE
         }
         if errors:
-            # The estate stays due. What was settled is not pending any more: a repeat does no harm.
-            estate.due_at = self._clock() + 1.0
+            # To be done again. What was settled is not pending any more: a repeat does no harm.
             return Done(counts, self._wait_s(), errors)
         estate.is_settled = True
         if estate.repeats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from chronosd.board import Board
@@ -14,7 +15,7 @@ from chronosd.errors import BrokerError
 from chronosd.log import get_logger
 from chronosd.retry import backoff
 from chronosd.supervisor.burst import Burst
-from chronosd.supervisor.fleet import Fleet, Worker
+from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.forwarder import Forwarder
 from chronosd.supervisor.groundwork import Groundwork
 from chronosd.supervisor.incarnation import Incarnation, predecessors
@@ -26,6 +27,7 @@ from chronosd.supervisor.recovery import Recovery
 from chronosd.supervisor.steps import Runner, Step
 from chronosd.supervisor.strays import Strays
 from chronosd.supervisor.verdict import Reason, judge
+from chronosd.supervisor.worker import Worker
 
 log = get_logger("chronosd.supervisor")
 
@@ -193,6 +195,7 @@ class Rounds:
         for dead in predecessors(self._runtime):
             boards = dead.boards()
             log.warning("an earlier run left tasks behind", incarnation=dead.name, workers=len(boards))
+            self._predecessors.append(dead)
             waiting = {board.consumer for board in boards} | {dead.recoverer}
             for board in boards:
                 self._adopt(dead, board, waiting)
@@ -202,7 +205,7 @@ class Rounds:
                 fates={},
                 otherwise=Fate.RETURN,
                 death=Death("supervisor died", dead.recoverer),
-                on_closed=lambda dead=dead, waiting=waiting: _close(dead, waiting, dead.recoverer),  # type: ignore[misc]
+                on_closed=partial(self._close_predecessor, dead, waiting, dead.recoverer),
             )
             self._recovery_step.poke(now)
 
@@ -217,8 +220,14 @@ class Rounds:
             otherwise=verdict.otherwise,
             death=Death("worker died with its supervisor", board.consumer),
             board=board,
-            on_closed=lambda: _close(dead, waiting, board.consumer),
+            on_closed=partial(self._close_predecessor, dead, waiting, board.consumer),
         )
+
+    def _close_predecessor(self, dead: Incarnation, waiting: set[str], consumer: str) -> None:
+        waiting.discard(consumer)
+        if not waiting:
+            self._predecessors.remove(dead)
+            dead.remove()
 
     def _own_entries(self) -> Mapping[str, Mapping[str, str]]:
         own: dict[str, dict[str, str]] = {}
@@ -260,12 +269,8 @@ class Rounds:
     def abandon(self) -> None:
         """In a child: closes the boards and locks of the dead."""
         self._recovery.abandon()
-
-
-def _close(dead: Incarnation, waiting: set[str], consumer: str) -> None:
-    waiting.discard(consumer)
-    if not waiting:
-        dead.remove()
+        for dead in self._predecessors:
+            dead.close()
 
 
 def policy_of(config: Config) -> Policy:

@@ -73,15 +73,21 @@ def fileno() -> int:
     return _wakeup[0].fileno()
 
 
+def drain() -> None:
+    """Empties the wake-up descriptor, once it is readable. What has come is for :func:`take`."""
+    assert _wakeup is not None, "catch_early() first"
+    try:
+        while _wakeup[0].recv(4096):
+            pass
+    except BlockingIOError:
+        pass  # empty
+
+
 def take() -> list[tuple[signal.Signals, int]]:
-    """What has come since the last call, most urgent first, each with how often; empties the wake-up."""
-    if _wakeup is not None:
-        try:
-            while _wakeup[0].recv(4096):
-                pass
-        except BlockingIOError:
-            pass  # empty
-    came = []
+    """What has come since the last call, most urgent first, each with how often."""
+    came: list[tuple[signal.Signals, int]] = []
+    if not _counts:
+        return came
     for signum in ACTED_ON:
         # pop is atomic with respect to handlers: they run between bytecodes, in this thread
         if (count := _counts.pop(signum, 0)) > 0:

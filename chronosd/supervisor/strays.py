@@ -17,9 +17,9 @@ from chronosd.broker.consume import release
 from chronosd.broker.keys import Namespace
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
-from chronosd.supervisor.fleet import Phase, Worker
 from chronosd.supervisor.overrun import beat_age_s
 from chronosd.supervisor.steps import Done
+from chronosd.supervisor.worker import Phase, Worker
 
 log = get_logger("chronosd.supervisor")
 
