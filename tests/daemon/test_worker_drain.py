@@ -221,7 +221,8 @@ def test_a_drain_at_any_moment_under_load_loses_and_repeats_nothing(worker: Make
         one.ledger = book
         total += len(one.enqueue_many("tick", 300, max_retry=0))
         one.start()
-        wait_until(lambda: len(book.entries("start")) > total - 300)
+        before = total - 300
+        wait_until(lambda before=before: len(book.entries("start")) > before)
         time.sleep(rng.random() * 0.02)
         assert one.drain() == 0, one.log_tail()
         assert one.pending() == 0, one.log_tail()

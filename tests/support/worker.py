@@ -6,6 +6,7 @@ test sees the worker's own share of the work and nothing that mends it afterward
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -148,9 +149,10 @@ class WorkerProcess:
             descriptor = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
+            self.link.close()
+            _disown(keep={0, 1, 2, spec.link.fileno()})
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             warnings.resetwarnings()
-            self.link.close()
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             code = main.run(spec)
@@ -310,6 +312,19 @@ class WorkerProcess:
             lambda: self.log_records(event), timeout_s=timeout_s, what=f"{event!r}:\n{self.log_tail()}"
         )
         return found[0]
+
+
+def _disown(keep: set[int]) -> None:
+    """In a child: lets go of every descriptor of the parent (listening proxies, locks of servers). Their
+    numbers stay taken, for objects that the child has inherited may still close them.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number not in keep and number != null:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.fstat(number)
+                os.dup2(null, number, inheritable=False)
 
 
 def _filled(value: Any, module: str) -> Any:
