@@ -47,7 +47,7 @@ class Groundwork:
         self.is_connection_new = True
         """Set on every new connection: who is at the other end is asked again."""
         self.is_laid = False
-        """Whether every queue has had its group since the daemon started."""
+        """Whether Redis has taken the groundwork since the daemon started, for one queue at least."""
 
     def run_once(self) -> Steps[Done]:
         sent_at = self._clock()
@@ -81,7 +81,8 @@ class Groundwork:
                 created += 1
                 if self.is_laid:
                     log.warning("consumer group had vanished, made again", queue=queue.name)
-        if not errors and not self.is_laid:
+        # One queue is enough: a key of the wrong type under another must not keep the daemon from starting.
+        if any(queue.name not in errors for queue in self._queues):
             self.is_laid = True
         return Done({"groups_created": created} if len(errors) < len(self._queues) else {}, None, errors)
 

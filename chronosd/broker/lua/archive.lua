@@ -7,6 +7,7 @@
 --#include owns
 --#include write
 local stream, archived, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
+redis.call('ZCARD', archived) -- raises, before anything is written, if that is no sorted set
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local lost = {}

@@ -4,6 +4,7 @@
 -- Returns  'archived' | 'lost' (no longer pending: nothing was changed)
 local stream, archived, group, prefix = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local entry, id, msg = ARGV[3], ARGV[4], ARGV[5]
+redis.call('ZCARD', archived) -- raises, before anything is written, if that is no sorted set
 local now = redis.call('TIME')[1]
 
 if redis.call('XACK', stream, group, entry) == 0 then return 'lost' end

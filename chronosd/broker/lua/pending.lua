@@ -9,6 +9,9 @@
 local stream, group, consumer, first = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local entries = {}
 
+-- What is no stream has nothing pending: whoever put it there has deleted what was.
+local kind = redis.call('TYPE', stream)['ok']
+if kind ~= 'stream' and kind ~= 'none' then return {} end
 for _, item in ipairs(redis.call('XPENDING', stream, group, first, '+', ARGV[4], consumer)) do
   entries[#entries + 1] = item[1]
 end

@@ -5,6 +5,7 @@
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
 --#include owns
 local stream, completed, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
+redis.call('ZCARD', completed) -- raises, before anything is written, if that is no sorted set
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local lost = {}
