@@ -158,6 +158,10 @@ class Supervisor:
             why = self.redis.error or self.rounds.hindrance or "no answer"
             log.error("redis unreachable, giving up", seconds=self._startup_timeout_s, error=why)
             self._give_up(EXIT_UNREACHABLE)
+        elif self._age_s() > 2 * self._startup_timeout_s:
+            # Each attempt has its own limit; somebody (the kernel, out of memory) kills one after the other.
+            log.error("workers do not become ready, giving up")
+            self._give_up(EXIT_COULD_NOT_LOAD)
 
     def _give_up(self, code: int) -> None:
         self._exit_code = code
@@ -191,6 +195,8 @@ class Supervisor:
         exit_ = worker.child.reap()
         assert exit_ is not None, "a readable pidfd is a dead process"
         now = time.monotonic()
+        if exit_.signal is not None and not worker.killed:
+            worker.reason = None  # told to stop, and killed by something else: that one is not on us
         self.fleet.handle_death(worker, exit_, now)
         self.rounds.settle(worker, exit_, now)
         if not self._is_ready and worker.reason in (None, Reason.BOOT) and self._stop_by is None:
@@ -256,15 +262,15 @@ class Supervisor:
         """Logs what every worker is doing."""
         self.overruns.describe()
 
-    def handle_ttin(self, _count: int) -> None:
+    def handle_ttin(self, count: int) -> None:
         """One worker more for each."""
-        for _ in range(_count):
+        for _ in range(count):
             self.fleet.grow()
         log.info("workers", count=len(self.fleet.places))
 
-    def handle_ttou(self, _count: int) -> None:
+    def handle_ttou(self, count: int) -> None:
         """One worker less for each, never less than one."""
-        for _ in range(_count):
+        for _ in range(0 if self.fleet.stopping else count):
             self.fleet.shrink()
         log.info("workers", count=len(self.fleet.places))
 
