@@ -50,7 +50,10 @@ _CODES: dict[str, Trouble] = {
     "NOGROUP": Trouble.RECREATE,
 }
 _CODE = re.compile(r"-?(" + "|".join(_CODES) + r")\b")
-_WRAPPED = re.compile(r"^(?:ERR )?.*?(?:script|call to f_).*?[\s:]-(" + "|".join(_CODES) + r")\b", re.DOTALL)
+_WRAPPED = re.compile(
+    r"(?:ERR Error running script .*)?@user_script: ?\d+: -?(" + "|".join(_CODES) + r")\b", re.DOTALL
+)
+"""As servers before 7.0 tell an error of a script, or of a pcall in it."""
 
 
 def classify(message: str) -> BrokerError:
