@@ -32,8 +32,12 @@ THREAD_BEAT_S = 0.5
 CYCLE_TIMEOUT_S = 5.0
 
 LAST_WORDS_S = 1.0
+"""How long what ends a worker (a cancelled handler, a lifespan on its way out) may take."""
+
+UNSAID_S = 0.5
 """How long a draining worker whose handlers have all ended tries to reach Redis. What it could not say
-stands on the board, and the supervisor, or its successor, settles it."""
+stands on the board, and the supervisor, or its successor, settles it. With the supervisor's own last
+attempts it has to stay below 2 s: no Redis may make a stop take longer than that."""
 
 _log = log.get_logger("chronosd.worker")
 
@@ -182,7 +186,7 @@ class _Process:
             await asyncio.wait((cycles,), timeout=0.05)
             now = time.monotonic()
             silent_since = None if fetcher.busy else silent_since or now
-            if silent_since is not None and now - silent_since > LAST_WORDS_S + GAP_S / 2:
+            if silent_since is not None and now - silent_since > UNSAID_S:
                 _log.warning("redis is away: what is unsaid is left to the supervisor")
                 break
             if self._drain_by is not None and now >= self._drain_by:
