@@ -1,4 +1,4 @@
-"""The descriptors the supervisor waits for, and what is to be done when one is readable."""
+"""What the supervisor waits for: descriptors, each with its handler, and instants."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ class HasFileno(Protocol):
     """Anything with a descriptor."""
 
     def fileno(self) -> int: ...
+
+
+class Timed(Protocol):
+    """What has to be looked after at certain instants (monotonic) and never waits for anything."""
+
+    @property
+    def due_at(self) -> float: ...
+    def tick(self, now: float) -> None: ...
 
 
 class Descriptors:

@@ -5,15 +5,13 @@ It reads from top to bottom: :meth:`Supervisor.run` is the loop, the ``handle_*`
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from chronosd.log import get_logger
 from chronosd.supervisor import process, signals
 from chronosd.supervisor.availability import Availability
-from chronosd.supervisor.descriptors import Descriptors
+from chronosd.supervisor.descriptors import Descriptors, Timed
 from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.keeper import Keeper
 from chronosd.supervisor.notify import Notifier
@@ -22,28 +20,19 @@ from chronosd.supervisor.process import Exit
 from chronosd.supervisor.report import Report
 from chronosd.supervisor.rounds import Rounds
 from chronosd.supervisor.verdict import Reason
-from chronosd.supervisor.worker import Worker
+from chronosd.supervisor.worker import EXIT_COULD_NOT_LOAD, Worker
 
 log = get_logger("chronosd.supervisor")
 
 EXIT_OK = 0
 EXIT_RUNTIME = 1
 EXIT_UNREACHABLE = 3
-EXIT_COULD_NOT_LOAD = 4
-EXIT_BAD_CONFIG = 78
 
 _LONGEST_WAIT_S = 1.0
 _GAP_S = 2.5
 """More than the loop's longest wait and a bounded round trip: the process was stopped, or starved."""
-_LAST_SETTLEMENTS_S = 2.0
-
-
-class Timed(Protocol):
-    """What has to be looked after at certain instants (monotonic) and never waits for anything."""
-
-    @property
-    def due_at(self) -> float: ...
-    def tick(self, now: float) -> None: ...
+_LAST_SETTLEMENTS_S = 0.25
+"""How long a stop waits for a Redis that is away: its successor finds the boards."""
 
 
 class Supervisor:
@@ -204,17 +193,10 @@ class Supervisor:
         self.handle_chld(1)
 
     def handle_failed_start(self, worker: Worker, exit_: Exit) -> None:
-        """A worker could not load, and none has run yet: the daemon says so instead of trying for ever.
-
-        One that somebody else killed did not fail by itself: it is replaced.
-        """
-        if worker.failure is not None:
-            code, error = worker.failure
-        elif worker.reason is None and exit_.signal in (signal.SIGKILL, signal.SIGTERM):
-            return
-        else:
-            code = EXIT_BAD_CONFIG if exit_.code == EXIT_BAD_CONFIG else EXIT_COULD_NOT_LOAD
-            error = f"{worker.name} {exit_} before it was ready"
+        """A worker could not load, and none has run yet: the daemon says so instead of trying for ever."""
+        if worker.was_killed_by_others(exit_):
+            return  # it did not fail by itself: it is replaced
+        code, error = worker.why_not_ready(exit_)
         log.error("worker could not load", worker=worker.spec.index, error=error)
         self._give_up(code)
 
@@ -286,9 +268,11 @@ class Supervisor:
             self.fleet.quiet(False)
 
     def handle_hup(self, _count: int) -> None:
+        """Reload: caught from the first version on, so that it never kills."""
         log.warning("signal ignored: reload is not available in this version", signal="SIGHUP")
 
     def handle_usr2(self, _count: int) -> None:
+        """Rolling restart: likewise."""
         log.warning("signal ignored: rolling restart is not available in this version", signal="SIGUSR2")
 
     # -- stop -----------------------------------------------------------------------------------------
@@ -314,9 +298,11 @@ class Supervisor:
         if self.rounds.is_settled:
             self._is_over = True
         elif now > max(self._stop_by, self._emptied_at + _LAST_SETTLEMENTS_S) or (
-            self.redis.runner is None and now > self._emptied_at + _LAST_SETTLEMENTS_S
+            now > self._emptied_at + _LAST_SETTLEMENTS_S
+            and (self.redis.runner is None or self.rounds.settlement_hindrance)
         ):
-            log.warning("tasks left for the next start to hand back: redis is away", error=self.redis.error)
+            why = self.redis.error or self.rounds.settlement_hindrance
+            log.warning("tasks left for the next start to hand back", error=why)
             self._is_over = True
 
     def close(self) -> None:

@@ -243,6 +243,11 @@ class Rounds:
         """For ``--burst``: nothing is ready, running, or due."""
         return self._burst is not None and self._burst.is_drained
 
+    @property
+    def settlement_hindrance(self) -> str:
+        """Why what the dead left cannot be settled, if Redis says so."""
+        return "; ".join(self._recovery_step.troubles.values())
+
     def begin_stop(self) -> None:
         """Only leases and settlements go on: whoever still runs keeps what it has."""
         self._steps = [self._recovery_step, self._lease_step]

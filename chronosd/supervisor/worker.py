@@ -12,6 +12,9 @@ from chronosd.supervisor.process import Child, Exit
 from chronosd.supervisor.stacks import Stacks
 from chronosd.supervisor.verdict import Entry, Reason
 
+EXIT_COULD_NOT_LOAD = 4
+EXIT_BAD_CONFIG = 78
+
 
 class Phase(Enum):
     """How far a worker is, as the supervisor knows it."""
@@ -54,6 +57,17 @@ class Worker:
     def completed(self) -> int:
         cells = self.board.cells
         return sum(cells[cell] for cell in (Cell.SUCCEEDED, Cell.RETRIED, Cell.ARCHIVED))
+
+    def was_killed_by_others(self, exit_: Exit) -> bool:
+        """Whether a signal ended it that neither the supervisor nor its own code had sent."""
+        return self.reason is None and exit_.signal in (signal.SIGKILL, signal.SIGTERM)
+
+    def why_not_ready(self, exit_: Exit) -> tuple[int, str]:
+        """The daemon's exit code and one line, for one that could not load at first start."""
+        if self.failure is not None:
+            return self.failure
+        code = EXIT_BAD_CONFIG if exit_.code == EXIT_BAD_CONFIG else EXIT_COULD_NOT_LOAD
+        return code, f"{self.name} {exit_} before it was ready"
 
     def kill(self, reason: Reason, guilty: frozenset[Entry] = frozenset()) -> None:
         """SIGKILL; the first reason given is the one that counts."""
