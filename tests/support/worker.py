@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import logging
 import os
 import re
 import select
@@ -122,8 +123,11 @@ class WorkerProcess:
 
     # -- its life -------------------------------------------------------------------------------
 
-    def start(self, *, go: bool = True, groups: bool = True) -> Self:
-        """Forks it; by default waits until it is ready and opens the gate."""
+    def start(self, *, go: bool = True, groups: bool = True, stderr: int = -1) -> Self:
+        """Forks it; by default waits until it is ready and opens the gate.
+
+        ``stderr`` is a descriptor that it logs to instead of its file.
+        """
         if groups:
             self.runner.run_many([consume.create_group(queue) for queue in self.queues.values()])
         spec = WorkerSpec(0, 0, self.consumer, self.config, self.board, self._theirs, self._url)
@@ -133,14 +137,14 @@ class WorkerProcess:
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
-            self._be_worker(spec)
+            self._be_worker(spec, stderr)
         self._theirs.close()
         if go:
             self.wait_message("ready")
             self.link.send({"t": "go"})
         return self
 
-    def _be_worker(self, spec: WorkerSpec) -> NoReturn:
+    def _be_worker(self, spec: WorkerSpec, stderr: int) -> NoReturn:
         code = 99
         try:
             ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -148,11 +152,12 @@ class WorkerProcess:
             os.environ[VARIABLE] = str(self.ledger.path)
             descriptor = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
+            os.dup2(descriptor if stderr < 0 else stderr, 2)
             self.link.close()
             _disown(keep={0, 1, 2, spec.link.fileno()})
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             warnings.resetwarnings()
+            logging.getLogger().handlers.clear()  # pytest's
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             code = main.run(spec)
