@@ -27,8 +27,21 @@ from tests.support.proxy import Proxy
 OF_THE_SESSION: set[int] = set()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--chaos-seconds", type=float, default=20.0, metavar="S", help="how long the chaos test runs (20)"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     adopt_orphans()
+
+
+@pytest.fixture
+def chaos_seconds(request: pytest.FixtureRequest) -> float:
+    """How long the chaos test makes trouble."""
+    seconds: float = request.config.getoption("--chaos-seconds")
+    return seconds
 
 
 @pytest.hookimpl(wrapper=True)
