@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -117,15 +118,13 @@ class Board:
         self.path = path
         self._map = mapped
         self.cells = memoryview(mapped).cast("q")
-        if self.cells[Cell.MAGIC] != MAGIC:
+        try:
+            self.capacity, self._slots_at, meta = _read_header(self.cells, mapped)
+            self.consumer: str = meta["consumer"]
+            self.queues: tuple[str, ...] = tuple(meta["queues"])
+        except (ValueError, KeyError, TypeError):
             self.close()
-            raise ValueError(f"{path}: not a board")
-        self.capacity = self.cells[Cell.CAPACITY]
-        self._slots_at = self.cells[Cell.SLOTS_AT]
-        start = HEADER_CELLS * 8
-        meta = orjson.loads(mapped[start : start + self.cells[Cell.META_BYTES]])
-        self.consumer: str = meta["consumer"]
-        self.queues: tuple[str, ...] = tuple(meta["queues"])
+            raise ValueError(f"{path}: not a board") from None
 
     @classmethod
     def create(cls, path: Path, capacity: int, *, consumer: str, queues: Sequence[str]) -> Board:
@@ -159,7 +158,7 @@ class Board:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
-            if size < HEADER_CELLS * 8:
+            if size < HEADER_CELLS * 8 or size % 8:
                 raise ValueError(f"{path}: not a board")
             return cls(path, mmap.mmap(fd, size))
         finally:
@@ -222,13 +221,14 @@ class Board:
         for _ in range(_READ_RETRIES):
             sequence = cells[at]
             state = cells[at + _STATE]
-            if state == 0:
-                return None
+            queue = cells[at + _QUEUE]
+            if not (0 < state <= SlotState.FINISHING and 0 <= queue < len(self.queues)):
+                return None  # free; or what no worker writes, and then its entry is only pending
             found = Slot(
                 index=index,
                 state=SlotState(state),
                 entry=f"{cells[at + _ENTRY_MS]}-{cells[at + _ENTRY_SEQ]}",
-                queue=self.queues[cells[at + _QUEUE]],
+                queue=self.queues[queue],
                 claimed_ns=cells[at + _CLAIMED],
                 started_ns=cells[at + _STARTED],
                 deadline_ns=cells[at + _DEADLINE],
@@ -247,4 +247,24 @@ class Board:
     def current(self) -> Slot | None:
         """The task whose coroutine is being stepped, if any: the one that blocks the loop."""
         index = self.cells[Cell.CURRENT]
-        return self.read_slot(index - 1) if index else None
+        return self.read_slot(index - 1) if 0 < index <= self.capacity else None
+
+
+def _read_header(cells: memoryview[int], mapped: mmap.mmap) -> tuple[int, int, dict[str, Any]]:
+    """Capacity, index of the first slot's first cell, meta. Raises ValueError: a board that a killed daemon
+    has left is read by the next one, which must not stumble over half a file.
+    """
+    capacity, slots_at, size = cells[Cell.CAPACITY], cells[Cell.SLOTS_AT], cells[Cell.META_BYTES]
+    start = HEADER_CELLS * 8
+    whole = (
+        cells[Cell.MAGIC] == MAGIC
+        and capacity >= 0
+        and 0 < size <= (slots_at - HEADER_CELLS) * 8
+        and slots_at + capacity * SLOT_CELLS <= len(cells)
+    )
+    if not whole:
+        raise ValueError("not a board")
+    meta = orjson.loads(mapped[start : start + size])
+    if type(meta) is not dict:
+        raise ValueError("not a board")
+    return capacity, slots_at, meta

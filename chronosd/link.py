@@ -12,6 +12,7 @@ Messages are dicts with a type ``t``::
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ import orjson
 from chronosd.board import Board
 from chronosd.config.schema import Config
 
-_MESSAGE_BYTES = 65_536
+_MESSAGE_BYTES = 1 << 18
+"""More than Linux takes in one packet by default, so that no message is cut off when it is read."""
 
 
 class Link:
@@ -41,11 +43,18 @@ class Link:
         return cls(ours), cls(theirs)
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Sends if there is room and somebody to read; False otherwise."""
+        """Sends if there is room and somebody to read; False otherwise, also if it is too long for that."""
+        data = orjson.dumps(message)
+        if len(data) > _MESSAGE_BYTES:
+            return False
         try:
-            self._socket.send(orjson.dumps(message))
+            self._socket.send(data)
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             return False
+        except OSError as error:
+            if error.errno in (errno.EMSGSIZE, errno.ENOBUFS):
+                return False
+            raise
         return True
 
     def receive(self) -> list[dict[str, Any]] | None:
