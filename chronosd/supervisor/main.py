@@ -97,6 +97,7 @@ def run(
         if supervisor.rounds.is_settled:
             incarnation.remove()
         else:
+            supervisor.rounds.leave()
             incarnation.close()
         if supervisor.keeper is not None:
             supervisor.keeper.stop()

@@ -15,11 +15,11 @@ from chronosd.board import Board
 from chronosd.broker import sweep
 from chronosd.broker.commands import Steps
 from chronosd.broker.keys import Namespace
-from chronosd.broker.settle import Death, Fate, Policy, Settled, settle
+from chronosd.broker.settle import Death, Policy, Settled, settle
 from chronosd.errors import Trouble
 from chronosd.log import get_logger
 from chronosd.supervisor.steps import Done
-from chronosd.supervisor.verdict import Entry
+from chronosd.supervisor.verdict import Verdict
 
 log = get_logger("chronosd.supervisor")
 
@@ -34,8 +34,7 @@ class Estate:
 
     consumer: str
     queues: tuple[str, ...]
-    fates: Mapping[Entry, Fate]
-    otherwise: Fate
+    verdict: Verdict
     death: Death
     board: Board | None
     died_at: float
@@ -71,15 +70,15 @@ class Recovery:
         *,
         consumer: str,
         queues: Iterable[str],
-        fates: Mapping[Entry, Fate],
-        otherwise: Fate,
-        death: Death,
+        verdict: Verdict,
+        stack: str = "",
         board: Board | None = None,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         """A consumer is dead; its first settlement is due at once.
 
         Args:
+            stack: kept with the evidence.
             board: closed and unlinked at the end.
             on_closed: called then.
         """
@@ -88,9 +87,8 @@ class Recovery:
             Estate(
                 consumer,
                 tuple(queues),
-                fates,
-                otherwise,
-                death,
+                verdict,
+                Death(verdict.cause, consumer, stack=stack),
                 board,
                 died_at=now,
                 due_at=now,
@@ -138,7 +136,12 @@ class Recovery:
         # Should this pass fail, the others come first: one estate must not keep all from being settled.
         estate.due_at = began_at + _AGAIN_S
         settled = yield from settle(
-            queues, estate.consumer, estate.fates, estate.otherwise, estate.death, self._policy
+            queues,
+            estate.consumer,
+            estate.verdict.fates,
+            estate.verdict.otherwise,
+            estate.death,
+            self._policy,
         )
         counts = {name: getattr(settled, name) for name in _COUNTED}
         self._report(estate, settled, counts, began_at)
@@ -176,6 +179,12 @@ class Recovery:
             )
         if settled.archived_ids:
             log.error("archived", cause=estate.death.cause, task_ids=settled.archived_ids[:20])
+
+    def leave(self) -> None:
+        """The daemon ends and cannot settle any more: what was decided is left to the next run."""
+        for estate in self._estates:
+            if estate.board is not None:
+                estate.verdict.leave(estate.board.path)
 
     def abandon(self) -> None:
         """In a child: unmaps the boards of the dead."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from chronosd.board import Board
+from chronosd.board import Board, WorkerState
 from chronosd.broker.keys import Namespace
-from chronosd.broker.settle import Death, Fate, Policy
+from chronosd.broker.settle import Fate, Policy
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
@@ -26,7 +26,7 @@ from chronosd.supervisor.recoverer import Grace, Recoverer
 from chronosd.supervisor.recovery import Recovery
 from chronosd.supervisor.steps import Runner, Step
 from chronosd.supervisor.strays import Strays
-from chronosd.supervisor.verdict import Reason, judge
+from chronosd.supervisor.verdict import Reason, Verdict, judge, left_beside
 from chronosd.supervisor.worker import Worker
 
 log = get_logger("chronosd.supervisor")
@@ -179,9 +179,8 @@ class Rounds:
         self._recovery.add(
             consumer=worker.spec.consumer,
             queues=board.queues,
-            fates=verdict.fates,
-            otherwise=verdict.otherwise,
-            death=Death(verdict.cause, worker.spec.consumer, stack=stack),
+            verdict=verdict,
+            stack=stack,
             board=board,
         )
         self._recovery_step.poke(now)
@@ -202,23 +201,24 @@ class Rounds:
             self._recovery.add(
                 consumer=dead.recoverer,
                 queues=self._queues,
-                fates={},
-                otherwise=Fate.RETURN,
-                death=Death("supervisor died", dead.recoverer),
+                verdict=Verdict("supervisor died", {}, Fate.RETURN, {}),
                 on_closed=partial(self._close_predecessor, dead, waiting, dead.recoverer),
             )
             self._recovery_step.poke(now)
 
     def _adopt(self, dead: Incarnation, board: Board, waiting: set[str]) -> None:
-        verdict = judge(
-            board.read(), _WITH_SUPERVISOR, None, current=board.current, now_ns=time.monotonic_ns()
+        # One that had been told to stop was killed with its supervisor when that took too long.
+        was_stopping = board.state in (WorkerState.DRAINING, WorkerState.STOPPED)
+        verdict = left_beside(board.path) or judge(
+            board.read(),
+            _WITH_SUPERVISOR,
+            Reason.STOP if was_stopping else None,
+            now_ns=time.monotonic_ns(),
         )
         self._recovery.add(
             consumer=board.consumer,
             queues=board.queues,
-            fates=verdict.fates,
-            otherwise=verdict.otherwise,
-            death=Death("worker died with its supervisor", board.consumer),
+            verdict=verdict,
             board=board,
             on_closed=partial(self._close_predecessor, dead, waiting, board.consumer),
         )
@@ -258,9 +258,7 @@ class Rounds:
             self._recovery.add(
                 consumer=self._incarnation.recoverer,
                 queues=self._queues,
-                fates={},
-                otherwise=Fate.RESTORE,
-                death=Death("supervisor stopped", self._incarnation.recoverer),
+                verdict=Verdict("supervisor stopped", {}, Fate.RESTORE, {}),
             )
         self._recovery.hasten()
         self._recovery_step.poke(time.monotonic())
@@ -270,6 +268,13 @@ class Rounds:
     def is_settled(self) -> bool:
         """Whether nothing is left to settle, or no worker has ever been able to fetch."""
         return self._recovery.open == 0 or not self.is_laid
+
+    def leave(self) -> None:
+        """The daemon ends before everything is settled."""
+        try:
+            self._recovery.leave()
+        except OSError as error:
+            log.error("cannot keep who is to be charged: the boards alone decide", error=str(error))
 
     def abandon(self) -> None:
         """In a child: closes the boards and locks of the dead."""

@@ -12,6 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+
+import orjson
 
 from chronosd.board import Slot, SlotState
 from chronosd.broker.settle import Fate
@@ -42,6 +45,31 @@ class Verdict:
     """For what is pending for the worker but not on its board."""
     counts: dict[str, int]
     """Tasks by what they were doing, and how many are charged; for the log."""
+
+    def leave(self, board: Path) -> None:
+        """Writes it beside the board, for the next run to carry out. Raises OSError.
+
+        The board alone does not tell why the worker ended, and so not who is to be charged.
+        """
+        fates = [[queue, entry, fate.value] for (queue, entry), fate in self.fates.items()]
+        left = {"cause": self.cause, "otherwise": self.otherwise.value, "fates": fates}
+        making = board.with_suffix(".making")
+        making.write_bytes(orjson.dumps(left))
+        making.rename(_beside(board))
+
+
+def left_beside(board: Path) -> Verdict | None:
+    """The verdict that an earlier run left beside a board, if it left one."""
+    try:
+        left = orjson.loads(_beside(board).read_bytes())
+        fates = {(queue, entry): Fate(fate) for queue, entry, fate in left["fates"]}
+        return Verdict(left["cause"], fates, Fate(left["otherwise"]), {})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _beside(board: Path) -> Path:
+    return board.with_suffix(".verdict")
 
 
 def judge(

@@ -14,7 +14,7 @@ from chronosd import Client
 from chronosd.board import Board, Cell, SlotState
 from chronosd.broker.keys import GROUP, Namespace, QueueKeys
 from chronosd.broker.runner import SyncRunner
-from chronosd.broker.settle import Death, Fate, Policy
+from chronosd.broker.settle import Fate, Policy
 from chronosd.config.load import parse
 from chronosd.config.schema import JanitorConfig
 from chronosd.link import Link, WorkerSpec
@@ -28,6 +28,7 @@ from chronosd.supervisor.recovery import Recovery
 from chronosd.supervisor.stacks import Stacks
 from chronosd.supervisor.steps import Done, Work
 from chronosd.supervisor.strays import Strays
+from chronosd.supervisor.verdict import Verdict
 from chronosd.supervisor.worker import Phase, Worker
 
 POLICY = Policy(3, lambda _kind, _retried: 1.0)
@@ -224,9 +225,7 @@ def test_an_estate_is_settled_again_and_again_and_the_consumer_deleted_at_the_la
     recovery.add(
         consumer="dead",
         queues=["default"],
-        fates={("default", entry.decode()): Fate.RETURN},
-        otherwise=Fate.RETURN,
-        death=Death("worker killed by signal 9", "dead"),
+        verdict=Verdict("killed", {("default", entry.decode()): Fate.RETURN}, Fate.RETURN, {}),
         on_closed=lambda: closed.append("dead"),
     )
     assert once(runner, recovery).counts["returned"] == 1
@@ -249,9 +248,7 @@ def test_a_stop_leaves_one_last_settlement(
 ) -> None:
     recovery = Recovery(ns, 30.0, POLICY, clock)
     for name in ("a", "b"):
-        recovery.add(
-            consumer=name, queues=["default"], fates={}, otherwise=Fate.RESTORE, death=Death("stopped", name)
-        )
+        recovery.add(consumer=name, queues=["default"], verdict=Verdict("stopped", {}, Fate.RESTORE, {}))
         if name == "a":
             once(runner, recovery)
     recovery.hasten()

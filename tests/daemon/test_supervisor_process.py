@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.daemon import ROOT, Daemon
 from tests.support.processes import gone, wait_gone
+from tests.support.proxy import Proxy
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Daemon]
@@ -344,3 +345,27 @@ def test_a_worker_whose_loop_stands_still_is_killed(dummies: Make) -> None:
     daemon.wait_workers(1, without=[pid])
     (killed,) = daemon.log_records("worker killed")
     assert killed["reason"] == "its event loop stood still"
+
+
+# -- systemd ------------------------------------------------------------------------------------------
+
+
+def test_the_watchdog_is_fed_also_while_redis_says_nothing(dummies: Make, proxy: Proxy) -> None:
+    daemon = dummies(url=proxy.url, env={"WATCHDOG_USEC": "2000000"}).start()
+    proxy.mode = "mute"
+
+    def fed() -> int:
+        return sum("WATCHDOG=1" in said.split("\n") for said in daemon.read_notifications())
+
+    before = fed()
+    began = time.monotonic()
+    wait_until(lambda: fed() >= before + 8, timeout_s=20)
+    assert time.monotonic() - began < 8 * 2.0, "never later than the period that systemd allows"
+    wait_until(lambda: any("redis is away" in said for said in daemon.notifications), what="it in the status")
+
+
+def test_a_watchdog_that_names_another_process_is_not_fed(dummies: Make) -> None:
+    daemon = dummies(env={"WATCHDOG_USEC": "100000", "WATCHDOG_PID": "1"}).start()
+    wait_until(lambda: daemon.read_notifications()[-1].startswith("READY=1"))
+    assert daemon.stop() == 0
+    assert not any("WATCHDOG" in said for said in daemon.read_notifications())

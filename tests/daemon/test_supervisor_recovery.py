@@ -314,3 +314,45 @@ def test_an_embedded_server_that_dies_is_started_again(daemon: Make, namespace: 
     task_id = wait_until(enqueued, what="a server again")
     wait_ended(one, task_id)
     assert one.stop() == 0
+
+
+def test_a_death_while_redis_is_away_is_settled_when_it_is_back(
+    daemon: Make, fresh_server: EmbeddedServer, namespace: str
+) -> None:
+    one = daemon(redis_url=fresh_server.url, workers=2).start()
+    task = Client(fresh_server.url, namespace=namespace).enqueue("count", {"sleep": 6.0})
+    wait_started(one, task.id)
+    assert fresh_server.pid is not None
+    with paused(fresh_server.pid):
+        time.sleep(1.5)  # the supervisor has met it
+        os.kill(owner(one, task.id), signal.SIGKILL)
+        wait_until(lambda: one.log_records("worker died"), what="the death seen")
+    wait_started(one, task.id, 2, timeout_s=8)
+    assert one.log_records("settled")[-1]["retried"] == 1
+
+
+def test_a_stop_that_redis_missed_is_made_good_at_the_next_start(
+    daemon: Make, fresh_server: EmbeddedServer, namespace: str
+) -> None:
+    one = daemon(redis_url=fresh_server.url, shutdown_timeout="500ms").start()
+    task = Client(fresh_server.url, namespace=namespace).enqueue("count", {"sleep": 30.0}, max_retry=0)
+    wait_started(one, task.id)
+    assert fresh_server.pid is not None
+    with paused(fresh_server.pid):
+        assert one.stop(timeout_s=15) == 0
+    assert len(list(one.runtime_dir.glob("run-*"))) == 1, "its board is kept"
+    one.start()
+    wait_started(one, task.id, 2)
+    assert one.stop(signal.SIGQUIT) == 0
+    assert list(one.runtime_dir.glob("run-*")) == []
+
+
+def test_a_supervisor_that_stood_still_takes_nothing_over_before_the_others_could_renew(
+    daemon: Make, client: Client
+) -> None:
+    one = daemon(recover_min_idle="1s", heartbeat_interval="200ms", recover_interval="200ms").start()
+    with paused(one.pid):
+        time.sleep(3.0)
+    wait_until(lambda: one.log_records("supervisor stood still"), what="the gap noticed")
+    (wait,) = one.log_records("recovery of other hosts' tasks waits")[-1:]
+    assert wait["reason"] == "the supervisor stood still"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from chronosd.broker.settle import Fate
 from chronosd.supervisor.process import Exit
 from chronosd.supervisor.recoverer import Grace
 from chronosd.supervisor.restarts import CAP_S, FIRST_S, Restarts
-from chronosd.supervisor.verdict import Reason, judge
+from chronosd.supervisor.verdict import Reason, judge, left_beside
 
 KILLED = Exit(None, signal.SIGKILL)
 SEGFAULT = Exit(None, signal.SIGSEGV)
@@ -112,3 +113,15 @@ def test_a_renewal_without_an_outage_begins_no_grace() -> None:
     grace = Grace(30.0)
     grace.renewed(10.0)
     assert grace.is_over(10.0)
+
+
+def test_a_verdict_left_beside_a_board_is_read_again_as_it_was(tmp_path: Path) -> None:
+    board = tmp_path / "0.1.board"
+    assert left_beside(board) is None
+    verdict = judge(BOARD, KILLED, Reason.STOP, now_ns=100)
+    verdict.leave(board)
+    left = left_beside(board)
+    assert left is not None
+    assert (left.cause, left.fates, left.otherwise) == (verdict.cause, verdict.fates, verdict.otherwise)
+    board.with_suffix(".verdict").write_bytes(b"{}")
+    assert left_beside(board) is None
