@@ -14,6 +14,7 @@ COMMANDS = {
     "check": "chronosd.cli.check:check",
     "init": "chronosd.cli.init:init",
     "demo": "chronosd.cli.demo:demo",
+    "bench": "chronosd.cli.bench:bench",
     "enqueue": "chronosd.cli.enqueue:enqueue",
     "queue": "chronosd.cli.queue:queue",
     "task": "chronosd.cli.task:task",
