@@ -6,15 +6,13 @@ scripts whose first write is the XACK that proves nobody else has moved the entr
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
-from chronosd.broker.commands import BATCH, REPLY_BYTES, Command, Steps, call, plain, script, text
+from chronosd.broker.commands import BATCH, REPLY_BYTES, Command, Steps, call, script, text
 from chronosd.broker.consume import (
     Again,
     Dead,
@@ -28,101 +26,14 @@ from chronosd.broker.consume import (
     retry,
     undecodable,
 )
+from chronosd.broker.fates import MAX_RETURNS, Death, Fate, Policy, Row, Settled
 from chronosd.broker.keys import GROUP, Field, QueueKeys
 from chronosd.broker.message import Message, decode
-from chronosd.broker.sweep import give_back
 from chronosd.errors import BrokerError, MessageError
 
-MAX_RETURNS = 3
-"""A task handed back uncharged this often by settlements is charged: something about it kills workers."""
+__all__ = ["MAX_RETURNS", "Death", "Fate", "Policy", "Row", "Settled", "execute", "look", "pending", "settle"]
 
 _EVIDENCE_KEPT = 5
-
-
-class Fate(Enum):
-    """What becomes of an entry whose owner is gone."""
-
-    ACKNOWLEDGE = "acknowledge"
-    """It had succeeded and left nothing to do."""
-    CHARGE = "charge"
-    """It was running: the crash is its own until proved otherwise."""
-    RETURN = "return"
-    """It was fetched and not started, or finished in a way only its worker knew: it runs again, free."""
-    RESTORE = "restore"
-    """As RETURN, after a death that the supervisor caused: not even counted."""
-
-
-class Row(NamedTuple):
-    """A pending entry with what is stored of its task."""
-
-    entry: bytes
-    task_id: str | None
-    """None: the entry is deleted. Empty: it names no task."""
-    msg: bytes | int | None
-    """0: too long for the reply."""
-    state: bytes | None
-    sid: bytes | None
-    run: bytes | None
-    crashes: bytes | None
-    evidence: bytes | None
-    returned: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """How an owner ended, as it will be told on its tasks."""
-
-    cause: str
-    """One line, e.g. "worker killed by signal 9"."""
-    worker: str
-    at: float = field(default_factory=time.time)
-    """Unix seconds."""
-    stack: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What settling needs of the configuration."""
-
-    max_crashes: int
-    backoff: Callable[[str, int], float]
-    """Seconds until the next attempt of a kind, given how many were charged."""
-
-
-@dataclass(slots=True)
-class Settled:
-    """What became of the entries. ``errors`` names queues that could not be settled, with the reason."""
-
-    acknowledged: int = 0
-    returned: int = 0
-    retried: int = 0
-    archived: int = 0
-    discarded: int = 0
-    """Dead without a dead letter: the task had asked for it (``no_archive``)."""
-    dropped: int = 0
-    """Entries whose task had been deleted."""
-    lost: int = 0
-    """Moved by somebody else in between."""
-    archived_ids: list[str] = field(default_factory=list)
-    errors: dict[str, BrokerError] = field(default_factory=dict)
-
-    @property
-    def total(self) -> int:
-        """Entries dealt with."""
-        return (
-            self.acknowledged + self.returned + self.retried + self.archived + self.discarded + self.dropped
-        )
-
-    def add(self, other: Settled) -> None:
-        """Adds what became of other entries."""
-        self.acknowledged += other.acknowledged
-        self.returned += other.returned
-        self.retried += other.retried
-        self.archived += other.archived
-        self.discarded += other.discarded
-        self.dropped += other.dropped
-        self.lost += other.lost
-        self.archived_ids += other.archived_ids
 
 
 @dataclass(slots=True)
@@ -203,74 +114,11 @@ def settle(
             (queue, [(row, fates.get((queue.name, text(row.entry)), otherwise)) for row in page])
             for queue, page in good
         ]
-        yield from _execute(judged, death, policy, summary)
+        yield from execute(judged, death, policy, summary)
     return summary
 
 
-@dataclass(slots=True)
-class Recovered:
-    """What one recovery step did. ``cursor`` is where the next one continues; "0-0" means from the start."""
-
-    cursor: str
-    settled: Settled
-    claimed: int = 0
-
-
-def recover(
-    queue: QueueKeys,
-    recoverer: str,
-    min_idle_s: float,
-    cursor: str,
-    own: Mapping[str, str],
-    policy: Policy,
-    count: int = 100,
-) -> Steps[Recovered]:
-    """Takes over entries that nobody has renewed for ``min_idle_s``, whose owners are on other hosts.
-
-    ``own`` maps entries on this host's boards to their consumers: those are alive, whatever their idle time
-    says (an outage made it grow), and are given back. Raises BrokerError; then the old cursor stays valid.
-    """
-    (reply,) = yield [_autoclaim(queue, recoverer, min_idle_s, cursor, count)]
-    if isinstance(reply, BrokerError):
-        raise reply
-    following, entries, vanished = reply
-    # Deleted from the stream while they were pending (an operator, a trim): the server has cleared them.
-    summary = Settled(dropped=vanished)
-    alive = [e for e in entries if text(e) in own]
-    if alive:
-        yield [give_back(queue, own[text(e)], [text(e)]) for e in alive]
-    lost = [e for e in entries if text(e) not in own]
-    if lost:
-        (rows,) = yield [look(queue, lost)]
-        if isinstance(rows, BrokerError):
-            raise rows
-        death = Death(f"worker lost: its lease was not renewed for {min_idle_s:g} s", "unknown")
-        judged = [(queue, [(row, _fate_of_lost(row)) for row in rows])]
-        yield from _execute(judged, death, policy, summary)
-    return Recovered(following, summary, len(lost))
-
-
-def _fate_of_lost(row: Row) -> Fate:
-    """Ours are charged once their run had outlived a cycle; chronos-go's, which tell no more, if active."""
-    if row.sid == row.entry:
-        return Fate.CHARGE if row.run == row.entry else Fate.RETURN
-    return Fate.CHARGE if row.state == b"2" else Fate.RETURN
-
-
-def _autoclaim(
-    queue: QueueKeys, consumer: str, min_idle_s: float, cursor: str, count: int
-) -> Command[tuple[str, list[bytes], int]]:
-    words = ("XAUTOCLAIM", queue.stream, GROUP, consumer, round(min_idle_s * 1000), cursor)
-    return plain(
-        *words,
-        *("COUNT", count, "JUSTID"),
-        # servers before 7.0 do not tell what is deleted: those entries come along, and are found to be gone
-        parse=lambda reply: (text(reply[0]), [e for e in reply[1] if e], len(reply[2]) if reply[2:] else 0),
-        repeatable=False,
-    )
-
-
-def _execute(
+def execute(
     judged: Sequence[tuple[QueueKeys, Sequence[tuple[Row, Fate]]]],
     death: Death,
     policy: Policy,

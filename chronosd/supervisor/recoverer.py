@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from chronosd.broker.commands import Steps
 from chronosd.broker.keys import QueueKeys
-from chronosd.broker.settle import Policy, recover
+from chronosd.broker.recover import recover
+from chronosd.broker.settle import Policy
 from chronosd.log import get_logger
 from chronosd.supervisor.steps import Done, together
 

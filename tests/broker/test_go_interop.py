@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from chronosd.broker import consume, settle
-from chronosd.broker.consume import Done
+from chronosd.broker.consume import Again, Done
 from chronosd.broker.keys import GROUP
+from chronosd.broker.recover import recover as take_over
 from chronosd.broker.settle import Death, Fate, Policy, Settled
 from chronosd.states import State
 from tests.broker.test_ends import complete, every_end
 from tests.support.bench import Bench
 from tests.support.go import Go
+from tests.support.waiting import wait_until
 
 POLICY = Policy(max_crashes=3, backoff=lambda kind, retried: 60.0)
 NEW = b'{"n":2}'
@@ -30,7 +32,7 @@ def recover(bench: Bench) -> Settled:
     """A recovery of everything, however fresh."""
     for entry, (_, consumer) in bench.look().owned.items():
         bench.redis.xclaim(bench.queue.stream, GROUP, consumer, 0, [entry], idle=60_000, justid=True)
-    return bench.runner.drive(settle.recover(bench.queue, "rec", 30, "0-0", {}, POLICY)).settled
+    return bench.runner.drive(take_over(bench.queue, "rec", 30, "0-0", {}, POLICY)).settled
 
 
 def only(bench: Bench, state: State) -> None:
@@ -101,6 +103,24 @@ def test_an_id_enqueued_anew_that_go_ran_and_kept_survives_the_end_of_the_old_ru
     assert bench.look().places("a") == [State.ACTIVE, before]
     assert bench.run(end(bench, run, bench.message("a", retention=60))) == []
     only(bench, before)
+
+
+@every_end
+def test_an_id_enqueued_anew_that_failed_here_and_waits_again_survives_the_end_of_the_old_run(
+    bench: Bench, go: Go, end: Any
+) -> None:
+    run = bench.take("a", retention=60)
+    go.enqueue("a", payload=NEW)
+    (anew,) = bench.fetch("c2")
+    bench.run(consume.retry(bench.queue, [Again(anew.entry, "a", None, 0.001)]))
+    wait_until(lambda: bench.forward(State.RETRY).moved)
+    assert bench.run(end(bench, run, bench.message("a", retention=60))) == []
+    assert bench.stored().payload == NEW
+    # A release cannot tell: what a blocking read delivered and nobody fetched looks the same. The second
+    # entry that it makes is dropped when it is fetched.
+    assert set(bench.look().places("a")) == {State.PENDING}
+    assert [run.task_id for run in bench.fetch("c3")] == ["a"]
+    only(bench, State.ACTIVE)
 
 
 @pytest.mark.parametrize("fate", list(Fate), ids=lambda fate: fate.value)

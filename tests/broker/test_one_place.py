@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from chronosd.broker import consume, enqueue, settle, sweep
 from chronosd.broker.consume import Again, Dead, Done, Fetched, Kept
 from chronosd.broker.keys import GROUP
+from chronosd.broker.recover import recover as take_over
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.settle import Death, Fate, Policy
 from chronosd.states import SET_STATES, WAITING_SETS, State
@@ -133,7 +134,7 @@ class OnePlace(RuleBasedStateMachine):
         owned = list(self.bench.look().owned.items())
         for entry, (_, owner) in (owned[i] for i in old if i < len(owned)):
             self.redis.xclaim(self.queue.stream, GROUP, owner, 0, [entry], idle=60_000, justid=True)
-        found = self.runner.drive(settle.recover(self.queue, "rec", 30, "0-0", {}, POLICY, count))
+        found = self.runner.drive(take_over(self.queue, "rec", 30, "0-0", {}, POLICY, count))
         assert not found.settled.errors
         assert found.settled.dropped == found.settled.lost == 0
 

@@ -13,7 +13,9 @@ from chronosd.broker import consume, settle
 from chronosd.broker.commands import BATCH, REPLY_BYTES
 from chronosd.broker.consume import Fetched
 from chronosd.broker.keys import GROUP
-from chronosd.broker.settle import Death, Fate, Policy, Recovered, Settled
+from chronosd.broker.recover import Recovered
+from chronosd.broker.recover import recover as take_over
+from chronosd.broker.settle import Death, Fate, Policy, Settled
 from chronosd.errors import BrokerError, Trouble
 from chronosd.states import State
 from tests.support.bench import Bench
@@ -45,7 +47,7 @@ def age(bench: Bench, *runs: Fetched, consumer: str = "c1") -> None:
 def recover(
     bench: Bench, cursor: str = "0-0", own: Mapping[str, str] | None = None, count: int = 100
 ) -> Recovered:
-    return bench.runner.drive(settle.recover(bench.queue, "rec", 30, cursor, own or {}, POLICY, count))
+    return bench.runner.drive(take_over(bench.queue, "rec", 30, cursor, own or {}, POLICY, count))
 
 
 def test_every_entry_meets_its_fate_in_one_settlement(bench: Bench) -> None:
