@@ -7,32 +7,26 @@ theirs), not in the queue that is being shown.
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import psutil
-import yaml
 
 from chronosd import embedded
 from chronosd.demo_book import Book, Death
 from chronosd.demo_plan import CENTS, HANDLERS, Batch, plan, prepare
 from chronosd.demo_view import Outcome, Screen, Snapshot, screen, summary
-from chronosd.errors import ChronosError
 from chronosd.inspector import Inspector
+from chronosd.private_daemon import home, private_daemon
 from chronosd.states import State
 
 NAMESPACE = "demo"
@@ -41,20 +35,8 @@ WORKERS = 3
 CONCURRENCY = 32
 PATIENCE_S = 1.2
 """A worker is killed when nothing is waiting any more, but at the latest so long after the start."""
-START_S = 20.0
 LIMIT_S = 40.0
 """After that it gives up and says what is missing."""
-
-_NOT_OURS = (
-    "NOTIFY_SOCKET",
-    "WATCHDOG_PID",
-    "WATCHDOG_USEC",
-    "JOURNAL_STREAM",
-    "STATE_DIRECTORY",
-    "CREDENTIALS_DIRECTORY",
-    "EXAMPLE_LEDGER",
-    "SMTP_HOST",
-)
 
 
 def run(tasks: int, *, keep: bool = False) -> int:
@@ -205,75 +187,16 @@ def _outcome(batch: Batch, book: Book, archived: dict[str, str]) -> Outcome:
 def _daemon(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The daemon, ready; ended when the block is left, whatever happens."""
     prepare(folder)
-    (folder / "chronos.yaml").write_text(yaml.safe_dump(_config(folder), sort_keys=False))
-    notify = f"chronosd-demo-{uuid.uuid4().hex}"
-    env = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
-    env |= {
-        "NOTIFY_SOCKET": f"@{notify}",
-        "RUNTIME_DIRECTORY": str(folder / "run"),
-        "EXAMPLE_LEDGER": str(folder / "ledger"),
-        "EXAMPLE_DATA": str(folder / "data"),
-        "PYTHONPATH": os.pathsep.join([_home("chronosd"), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ears, (folder / "daemon.log").open("wb") as log:
-        ears.bind("\0" + notify)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "chronosd", "run", "-c", str(folder / "chronos.yaml")],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            env=env,
-            start_new_session=True,  # Ctrl-C is for us; we tell the daemon
-            preexec_fn=_die_with_parent(os.getpid()),
-        )
-        try:
-            _wait_ready(process, ears, folder / "daemon.log")
-            yield process
-        finally:
-            _end(process)
-
-
-def _wait_ready(process: subprocess.Popen[bytes], ears: socket.socket, log: Path) -> None:
-    until = time.monotonic() + START_S
-    ears.settimeout(0.05)
-    while process.poll() is None and time.monotonic() < until:
-        try:
-            if b"READY=1" in ears.recv(4096).split(b"\n"):
-                return
-        except TimeoutError:
-            continue
-    how = f"ended with {process.poll()}" if process.poll() is not None else "is not ready"
-    last = "".join(log.read_text(errors="replace").splitlines()[-1:])
-    raise ChronosError(f"the daemon {how}: {last[:300]}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _die_with_parent(parent: int) -> Callable[[], None]:
-    prctl = ctypes.CDLL(None).prctl
-
-    def setup() -> None:
-        prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return setup
+    env = {"EXAMPLE_LEDGER": str(folder / "ledger"), "EXAMPLE_DATA": str(folder / "data")}
+    with private_daemon(folder, _config(folder), env, without=("SMTP_HOST",)) as process:
+        yield process
 
 
 def _config(folder: Path) -> dict[str, object]:
     return {
         "namespace": NAMESPACE,
         "redis": _url(folder),
-        "pythonpath": [_home("handlers_example")],
+        "pythonpath": [home("handlers_example")],
         "workers": WORKERS,
         "concurrency": CONCURRENCY,
         "queues": QUEUES,
@@ -286,11 +209,3 @@ def _config(folder: Path) -> dict[str, object]:
 
 def _url(folder: Path) -> str:
     return f"embedded://{quote(str(folder / 'state'))}"
-
-
-def _home(package: str) -> str:
-    """The directory that ``package`` is imported from."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ChronosError(f"{package} is not installed")
-    return str(Path(spec.origin).resolve().parents[1])

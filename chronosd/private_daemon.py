@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,14 @@ _NOT_OURS = (
 
 @contextmanager
 def private_daemon(
-    folder: Path, config: Mapping[str, Any], env: Mapping[str, str]
+    folder: Path, config: Mapping[str, Any], env: Mapping[str, str], *, without: Collection[str] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs ``chronosd run`` on ``config``, which is written to ``folder``, for the time of the block.
 
     Args:
         folder: gets ``chronos.yaml``, ``daemon.log`` and the runtime directory ``run``.
         env: variables beside our own environment, without what a service manager told us alone.
+        without: variables of our own that it does not get either.
 
     Raises:
         ChronosError: it is not ready within 20 seconds; carries the last line of its log.
@@ -51,7 +52,7 @@ def private_daemon(
     file, log_file = folder / "chronos.yaml", folder / "daemon.log"
     file.write_text(yaml.safe_dump(dict(config), sort_keys=False))
     notify = f"chronosd-private-{uuid.uuid4().hex}"  # an abstract name: nothing to remove afterwards
-    ours = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+    ours = {name: value for name, value in os.environ.items() if name not in {*_NOT_OURS, *without}}
     ours |= {"NOTIFY_SOCKET": f"@{notify}", "RUNTIME_DIRECTORY": str(folder / "run"), **env}
     ours["PYTHONPATH"] = os.pathsep.join(filter(None, [home("chronosd"), os.environ.get("PYTHONPATH")]))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ears, log_file.open("wb") as log:
