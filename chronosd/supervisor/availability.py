@@ -29,6 +29,7 @@ PROBE_LIMIT_S = 2.0
 CALL_LIMIT_S = 1.0
 _AGAIN_FIRST_S = 0.05
 _AGAIN_CAP_S = 2.0
+_LOOK_AGAIN_S = 0.02
 _SAID_ADDRESS = b"+"
 _SAID_ERROR = b"-"
 
@@ -65,6 +66,8 @@ class Availability:
         self.runner: SyncRunner | None = None
         """Usable while Redis is there, else None."""
         self.away_since: float | None = time.monotonic()
+        self.can_answer: Callable[[], bool] = lambda: True
+        """Whether to ask at all; an embedded server that is being started would only refuse."""
         self.is_new = False
         """Set with every new runner, for the loop to notice."""
         self.error = ""
@@ -83,7 +86,10 @@ class Availability:
             if now >= self._probe.kill_at:
                 self._end_probe(b"-no answer within 2 s", now)
         elif self.runner is None and now >= self._probe_at:
-            self._begin_probe(now)
+            if self.can_answer():
+                self._begin_probe(now)
+            else:
+                self._probe_at = now + _LOOK_AGAIN_S
 
     def _begin_probe(self, now: float) -> None:
         try:

@@ -26,6 +26,11 @@ class Keeper:
         self._ready_at: float | None = None
         self.due_at = 0.0
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server has answered since it was last started."""
+        return self._ready_at is not None
+
     def is_child(self, pid: int) -> bool:
         """Whether a pid is the server's: its status is not for others to collect."""
         return self._server.owned and self._server.pid == pid
@@ -40,7 +45,7 @@ class Keeper:
                 self._ready_at = now
                 self.due_at = float("inf")
             else:
-                self.due_at = now + 0.1  # it loads its data, or somebody else is starting one
+                self.due_at = now + 0.02  # it loads its data, or somebody else is starting one
         except ChronosError as error:
             self._again(str(error), now)
         self._follow()

@@ -86,7 +86,8 @@ def run(
         extend_s=config.startup_timeout,
     )
     if server is not None:
-        supervisor.keeper = Keeper(server, descriptors)
+        keeper = supervisor.keeper = Keeper(server, descriptors)
+        supervisor.redis.can_answer = lambda: keeper.is_ready
     code = EXIT_RUNTIME
     try:
         code = supervisor.run()
