@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from enum import Enum
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 from chronosd import log
 from chronosd.board import Board, Cell
@@ -44,6 +45,15 @@ GAP_S = 1.0
 _GAP_NS = int(GAP_S * 1e9)
 _CURRENT = int(Cell.CURRENT)  # plain ints: indexing by an enum member costs four times as much
 _LOOP_BEAT = int(Cell.LOOP_BEAT)
+
+
+def hide(task: asyncio.Task[Any]) -> None:
+    """Keeps one of the worker's own tasks out of ``asyncio.all_tasks()``.
+
+    Shut-down code that people copy cancels everything there; in a handler it would be the end of the worker,
+    and all that it runs would be charged with a crash.
+    """
+    asyncio.tasks._unregister_task(task)
 
 
 class Cancelled(Enum):
@@ -236,6 +246,8 @@ class Executor:
         self._async_client = async_client
         self._sync_client = sync_client
         self.running: set[Run] = set()
+        self._forked = False
+        os.register_at_fork(after_in_child=self._note_fork)
         self.doubted_ns = 0
         """What was last known to be this worker's own before that instant has to be asked about."""
 
@@ -273,6 +285,9 @@ class Executor:
             self.running.discard(run)
             self._finished(run, Postponed(1.0, False, describe(error)))
 
+    def _note_fork(self) -> None:
+        self._forked = True
+
     def _enter(self, run: Run) -> bool:
         """The last moment before the handler is called. False: it must not be."""
         now_ns = time.monotonic_ns()
@@ -299,6 +314,8 @@ class Executor:
             outcome = from_result(value)
         except BaseException as error:
             outcome = self._outcome_of(run, error)
+        if self._forked:
+            _end_fork(outcome)
         self.running.discard(run)
         run.aio = None
         if run.timer is not None:
@@ -325,9 +342,12 @@ class Executor:
             log.bind_task(task)
             if not self._enter(run):
                 return run, None
-            return run, from_result(run.handler.func(task))  # type: ignore[arg-type] # set by start
+            outcome = from_result(run.handler.func(task))  # type: ignore[arg-type] # set by start
         except BaseException as error:
-            return run, from_exception(error)
+            outcome = from_exception(error)
+        if self._forked:
+            _end_fork(outcome)
+        return run, outcome
 
     def _sync_ended(self, run: Run, outcome: Outcome | None) -> None:
         self.running.discard(run)
@@ -361,3 +381,10 @@ class Executor:
         elif run.aio is not None and not run.aio.done():
             run.cancelled = run.cancelled or why
             run.aio.cancel()
+
+
+def _end_fork(outcome: Outcome | None) -> NoReturn:
+    """Ends a process that a handler has forked and that came out of the handler: by ``sys.exit()``, say,
+    which is caught here. It would go on as a second worker on the same board and the same connections.
+    """
+    os._exit(1 if isinstance(outcome, Failed) and outcome.error != "SystemExit: 0" else 0)

@@ -22,7 +22,7 @@ from chronosd.handlers import Handler, Registry
 from chronosd.link import READ_AHEAD
 from chronosd.outcome import Outcome, Succeeded
 from chronosd.worker.complete import Outbox, Sending, conclude, put_off
-from chronosd.worker.execute import GAP_S, Cancelled, Executor, Run
+from chronosd.worker.execute import GAP_S, Cancelled, Executor, Run, hide
 from chronosd.worker.pick import Picker
 from chronosd.worker.trouble import Troubles, pause_s
 
@@ -291,6 +291,7 @@ class Fetcher:
             if time.monotonic() >= self._block_at:
                 queues = [i for i in range(len(self._queues)) if i not in resting]
                 self._block_task = asyncio.get_running_loop().create_task(self._block(queues))
+                hide(self._block_task)
             else:
                 wait_s = min(wait_s, POLL_S)
         if self._draining and self._block_task is not None:
@@ -393,7 +394,7 @@ class Fetcher:
             queue = self._queues[index]
             if isinstance(result, BrokerError):
                 self._troubles.sick(index, result)
-                self._picker.report(index, count, 0)
+                self._picker.report(index, 1, 0)
                 self._doubtful = True
                 if result.trouble is Trouble.RECREATE:  # and with the group all that was delivered is gone
                     self._missing_group = True
@@ -411,8 +412,8 @@ class Fetcher:
                 self._picker.report(index, count, brought)
                 asked = True
                 full |= brought >= count
+            self._board.cells[Cell.FETCHED] += len(fetched.tasks)
             for item in fetched.tasks:
-                self._board.cells[Cell.FETCHED] += 1
                 self._admit(index, queue, item)
         if asked:
             self._full = full
@@ -486,6 +487,7 @@ class Fetcher:
         slot = self._free_slots.pop()
         self._board.claim(slot, item.entry, index, time.monotonic_ns())
         task = asyncio.get_running_loop().create_task(self._read_body(index, queue, item))
+        hide(task)
         self._reading[index, item.entry] = _Reading(slot, item.task_id, task)
 
     async def _read_body(self, index: int, queue: QueueKeys, item: Fetched) -> None:
@@ -552,7 +554,7 @@ class Fetcher:
 
     def _hand_back(self) -> None:
         """What is buffered and not started goes back, uncharged."""
-        kept = [run for run in self._buffer if run is self._solo and not self._draining]
+        kept = [run for run in self._buffer if run is self._solo and self._fetching]
         for run in self._buffer:
             if run in kept:
                 continue

@@ -22,7 +22,7 @@ from chronosd.errors import ConfigError
 from chronosd.handlers import HandlerImportError, Registry
 from chronosd.link import WorkerSpec
 from chronosd.outcome import describe
-from chronosd.worker.execute import GAP_S, Cancelled, Executor
+from chronosd.worker.execute import GAP_S, Cancelled, Executor, hide
 from chronosd.worker.fetch import BODY_S, Fetcher
 
 EXIT_LOAD = 4
@@ -81,6 +81,7 @@ class _Process:
         asyncio.set_event_loop(loop)
         threading.Thread(target=self._beat_in_thread, name="beat", daemon=True).start()
         main = loop.create_task(self._main())
+        hide(main)
         while True:
             try:
                 return loop.run_until_complete(main)
@@ -171,7 +172,8 @@ class _Process:
         elif self._quiet:
             fetcher.quiet()
         self._cells[Cell.STATE] = fetcher.show_state()
-        cycles = asyncio.ensure_future(fetcher.run())
+        cycles = asyncio.get_running_loop().create_task(fetcher.run())
+        hide(cycles)
         cycles.add_done_callback(lambda _: self._ordered.set())
         await self._ordered.wait()
         await self._finish(fetcher, cycles)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Callable
 
 import pytest
 
-from chronosd.board import Cell
+from chronosd.board import Cell, SlotState
 from chronosd.states import State
 from tests.support.waiting import wait_until
 from tests.support.worker import WorkerProcess
@@ -406,3 +408,60 @@ def test_a_blocked_loop_is_attributed_to_its_task(worker: Make) -> None:
     while one.board.current is not None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_handler_that_cancels_every_task_it_finds_does_not_end_the_worker(worker: Make) -> None:
+    """Shut-down code that people copy does; among what it found were the worker's own tasks."""
+    one = worker(
+        """
+        async def cancels(task: Task[Any]) -> None:
+            for found in asyncio.all_tasks() - {asyncio.current_task()}:
+                found.cancel()
+
+        async def bystander(task: Task[Any]) -> None:
+            await asyncio.sleep(0.5)
+
+        async def probe(task: Task[Any]) -> None:
+            ledger.write("start", task.id)
+        """
+    ).start()
+    one.wait_blocked()
+    bystander = one.enqueue("bystander")
+    wait_until(lambda: one.slots(SlotState.RUNNING))
+    one.enqueue("cancels")
+    wait_until(lambda: one.count(Cell.SUCCEEDED) == 1)
+    wait_until(lambda: one.ids(State.RETRY) == {bystander})
+    probe = one.enqueue("probe")
+    one.wait_settled()
+    assert one.ledger.starts() == {probe: 1}
+    assert one.drain() == 0
+
+
+@pytest.mark.parametrize("how", ["sys.exit(0)", "return", "raise ValueError('in the child')"])
+@pytest.mark.parametrize("sort", ["async def", "def"])
+def test_a_process_that_a_handler_forks_does_not_become_a_second_worker(
+    worker: Make, how: str, sort: str
+) -> None:
+    """Its sys.exit() is caught like any other: the child went on with our board and our connections."""
+    one = worker(
+        f"""
+        {sort} forks(task: Task[Any]) -> Any:
+            ledger.write("start", task.id)
+            pid = os.fork()
+            if pid == 0:
+                {how}
+            _, status = os.waitpid(pid, 0)
+            return os.waitstatus_to_exitcode(status)
+
+        async def probe(task: Task[Any]) -> None:
+            ledger.write("probe", task.id)
+        """
+    ).start()
+    task_id = one.enqueue("forks", retention="1h")
+    one.wait_settled(5)
+    result = json.loads(base64.b64decode(one.message(task_id)["result"]))
+    assert result == (1 if "raise" in how else 0)
+    one.enqueue_many("probe", 50)
+    one.wait_settled()
+    assert {entry.pid for entry in one.ledger.entries("probe")} == {one.pid}
+    assert len(one.ledger.entries("probe")) == 50
