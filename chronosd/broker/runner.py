@@ -7,7 +7,6 @@ answer at all raises :class:`~chronosd.errors.BrokerUnavailable`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import time
@@ -18,60 +17,17 @@ from typing import Any, TypeVar
 import hiredis
 from redis.exceptions import RedisError, ResponseError
 
-from chronosd.broker.commands import Command, Script, Steps
-from chronosd.broker.connect import Deadline, Target, classify, connection, parse, translate, with_code
-from chronosd.broker.wire import ReplyError, Wire
-from chronosd.errors import BrokerError, BrokerUnavailable
+from chronosd.broker.commands import Command, Steps
+from chronosd.broker.connect import Target, connection, parse, translate
+from chronosd.broker.replies import merge, missing_scripts, results_of, scripts_of, single, with_code
+from chronosd.broker.runner_async import AsyncRunner
+from chronosd.broker.sockets import Deadline
+from chronosd.broker.wire import ReplyError
+from chronosd.errors import BrokerUnavailable
+
+__all__ = ["AsyncRunner", "SyncRunner"]
 
 T = TypeVar("T")
-
-
-def _missing_scripts(commands: Sequence[Command[Any]], replies: Sequence[Any]) -> list[int]:
-    """Indexes of commands that did not run because the server lacks their script (safe to send again)."""
-    return [
-        i
-        for i, reply in enumerate(replies)
-        if isinstance(reply, Exception) and commands[i].script is not None and "NOSCRIPT" in str(reply)
-    ]
-
-
-def _scripts(commands: Sequence[Command[Any]], missing: Sequence[int]) -> list[Script]:
-    found = {s.sha: s for i in missing if (s := commands[i].script) is not None}
-    return list(found.values())
-
-
-def _merge(
-    commands: Sequence[Command[Any]], replies: list[Any], missing: Sequence[int], late: Sequence[Any]
-) -> None:
-    """Puts in place what came back after the scripts were loaded, or why one could not be loaded."""
-    scripts = _scripts(commands, missing)
-    refused = {s.sha: r for s, r in zip(scripts, late, strict=False) if isinstance(r, Exception)}
-    for i, reply in zip(missing, late[len(scripts) :], strict=True):
-        script = commands[i].script
-        replies[i] = refused.get(script.sha, reply) if script is not None else reply
-
-
-def _results(commands: Sequence[Command[Any]], replies: Sequence[Any]) -> list[Any]:
-    return [
-        classify(str(reply)) if isinstance(reply, Exception) else command.parse(reply)
-        for command, reply in zip(commands, replies, strict=True)
-    ]
-
-
-def checked(results: list[Any]) -> list[Any]:
-    """The results, if all are. Raises the first BrokerError among them."""
-    for result in results:
-        if isinstance(result, BrokerError):
-            raise result
-    return results
-
-
-def single(results: Sequence[T | BrokerError]) -> T:
-    """The result of a batch of one. Raises the error in its place."""
-    (result,) = results
-    if isinstance(result, BrokerError):
-        raise result
-    return result
 
 
 def _closed_meanwhile(link: Any) -> bool:
@@ -165,10 +121,10 @@ class SyncRunner:
                 link.send_packed_command([hiredis.pack_command(command.words)], check_health=False)
                 waiting.append(command)
                 if len(waiting) > 1:
-                    yield from _results([waiting.popleft()], [self._reply(link)])
+                    yield from results_of([waiting.popleft()], [self._reply(link)])
             while waiting:
                 deadline.at = time.monotonic() + timeout
-                yield from _results([waiting.popleft()], [self._reply(link)])
+                yield from results_of([waiting.popleft()], [self._reply(link)])
         except (RedisError, OSError) as error:
             link.disconnect()
             raise translate(error, self.target, in_doubt=bool(waiting)) from error
@@ -221,12 +177,12 @@ class SyncRunner:
             link.connect()
             sent = True
             replies = self._exchange(link, [c.words for c in commands])
-            missing = _missing_scripts(commands, replies)
+            missing = missing_scripts(commands, replies)
             if missing:
-                scripts = _scripts(commands, missing)
+                scripts = scripts_of(commands, missing)
                 again = [("SCRIPT", "LOAD", s.source) for s in scripts]
                 again += [commands[i].words for i in missing]
-                _merge(commands, replies, missing, self._exchange(link, again))
+                merge(commands, replies, missing, self._exchange(link, again))
         except (RedisError, OSError) as error:
             link.disconnect()
             raise translate(error, self.target, in_doubt=sent) from error
@@ -234,7 +190,7 @@ class SyncRunner:
             link.disconnect()  # a reply may still be on its way: nobody else must read it
             raise
         self._idle.append((link, deadline))
-        return _results(commands, replies)
+        return results_of(commands, replies)
 
     @staticmethod
     def _exchange(link: Any, batch: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -250,132 +206,3 @@ class SyncRunner:
             return link.read_response()
         except ResponseError as error:
             return ReplyError(with_code(error))
-
-
-class AsyncRunner:
-    """Runs commands for coroutines of one event loop, over one connection that concurrent callers share.
-
-    Args: as for :class:`SyncRunner`.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        password: str | None = None,
-        *,
-        timeout_s: float = 5.0,
-        client_name: str = "chronosd",
-    ) -> None:
-        self.target: Target = parse(url, password)
-        self.timeout_s = timeout_s
-        self._client_name = client_name
-        self._wire: Wire | None = None
-        self._connecting: asyncio.Lock = asyncio.Lock()
-
-    async def run(self, command: Command[T], *, timeout_s: float | None = None) -> T:
-        """One command, its result. Raises BrokerError."""
-        result: T = single(await self.run_many([command], timeout_s=timeout_s))
-        return result
-
-    async def run_many(
-        self, commands: Sequence[Command[Any]], *, timeout_s: float | None = None
-    ) -> list[Any]:
-        """All commands in one round trip: for each its result, or the BrokerError it met.
-
-        Raises BrokerUnavailable if there was no answer. A connection found closed is replaced, once, if
-        every command may be repeated. A call that times out ends the connection; one that is cancelled
-        does not, its replies are read and dropped.
-        """
-        if not commands:
-            return []
-        loop = asyncio.get_running_loop()
-        at = loop.time() + (self.timeout_s if timeout_s is None else timeout_s)
-        fresh = self._wire is None or self._wire.lost is not None
-        sent = False
-        try:
-            wire = await self._connected(at)
-            sent = True
-            try:
-                return await self._converse(wire, commands, at)
-            except (OSError, EOFError):
-                if fresh or loop.time() >= at or not all(c.repeatable for c in commands):
-                    raise
-            wire = await self._connected(at)
-            return await self._converse(wire, commands, at)
-        except (RedisError, OSError, EOFError) as error:
-            raise translate(error, self.target, in_doubt=sent) from error
-
-    async def drive(self, steps: Steps[T]) -> T:
-        """Runs a procedure to its end, one round trip per step.
-
-        Errors of single commands go to the procedure like results. Raises BrokerUnavailable.
-        """
-        try:
-            commands = next(steps)
-            while True:
-                commands = steps.send(await self.run_many(commands))
-        except StopIteration as end:
-            result_: T = end.value
-            return result_
-
-    @property
-    def client_id(self) -> int:
-        """The server's number for the connection; 0 if there is none, or the server does not tell."""
-        return self._wire.client_id if self._wire is not None else 0
-
-    async def aclose(self) -> None:
-        """Closes the connection; the runner can be used again."""
-        self._drop(ConnectionError("closed"))
-
-    def _drop(self, reason: BaseException) -> None:
-        if self._wire is not None:
-            self._wire.fail(reason)
-            self._wire = None
-
-    async def _connected(self, at: float) -> Wire:
-        wire = self._wire
-        if wire is not None and wire.lost is None:
-            return wire
-        async with asyncio.timeout_at(at), self._connecting:
-            if self._wire is not None and self._wire.lost is None:
-                return self._wire
-            wire = await self._connect()
-            self._wire = wire
-            return wire
-
-    async def _connect(self) -> Wire:
-        loop, target, wire = asyncio.get_running_loop(), self.target, Wire()
-        try:
-            if target.path:
-                await loop.create_unix_connection(lambda: wire, target.path)
-            else:
-                tls = target.ssl_context() if target.scheme == "rediss" else None
-                await loop.create_connection(
-                    lambda: wire,
-                    target.host,
-                    target.port,
-                    ssl=tls,
-                    server_hostname=target.host if tls else None,
-                )
-            for words in target.handshake(self._client_name):
-                (reply,) = await wire.send(hiredis.pack_command(words), 1)
-                if isinstance(reply, Exception) and words[0] != "CLIENT":
-                    raise classify(str(reply))
-            (reply,) = await wire.send(b"CLIENT ID\r\n", 1)
-            wire.client_id = reply if isinstance(reply, int) else 0  # an ACL may refuse it
-        except BaseException as error:
-            wire.fail(error if isinstance(error, Exception) else ConnectionError("cancelled"))
-            raise
-        return wire
-
-    @staticmethod
-    async def _converse(wire: Wire, commands: Sequence[Command[Any]], at: float) -> list[Any]:
-        pack = hiredis.pack_command
-        replies = await wire.send(b"".join([pack(c.words) for c in commands]), len(commands), at)
-        missing = _missing_scripts(commands, replies)
-        if missing:
-            scripts = _scripts(commands, missing)
-            again = [pack(("SCRIPT", "LOAD", s.source)) for s in scripts]  # type: ignore[arg-type] # invariant stub
-            again += [pack(commands[i].words) for i in missing]
-            _merge(commands, replies, missing, await wire.send(b"".join(again), len(again), at))
-        return _results(commands, replies)

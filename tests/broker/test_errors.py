@@ -13,8 +13,9 @@ import redis as redis_py
 
 from chronosd.broker import consume, enqueue, settle, sweep
 from chronosd.broker.commands import Command, call, plain, script
-from chronosd.broker.connect import classify, masked, parse, probe, translate
+from chronosd.broker.connect import masked, parse, probe, translate
 from chronosd.broker.consume import Again, Dead, Done, Kept
+from chronosd.broker.replies import classify
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.settle import Death, Fate, Policy
 from chronosd.embedded import EmbeddedServer

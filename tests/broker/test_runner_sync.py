@@ -13,7 +13,8 @@ import pytest
 
 from chronosd.broker import consume, enqueue
 from chronosd.broker.commands import Command, plain
-from chronosd.broker.runner import SyncRunner, checked, single
+from chronosd.broker.replies import checked, single
+from chronosd.broker.runner import SyncRunner
 from chronosd.embedded import EmbeddedServer
 from chronosd.errors import BrokerRefused, BrokerUnavailable, Trouble
 from tests.support.bench import Bench
