@@ -258,6 +258,24 @@ def test_a_stop_leaves_one_last_settlement(
     assert clock.now <= 1000.2
 
 
+def test_a_stop_brings_a_last_settlement_forward_that_is_half_a_minute_away(
+    runner: SyncRunner, ns: Namespace, queue: QueueKeys, clock: Clock
+) -> None:
+    """It had no repeats left to give up, and stayed: every stop within half a minute of a death waited for
+    all of shutdown_timeout, and then blamed Redis."""
+    recovery = Recovery(ns, 30.0, POLICY, clock)
+    recovery.add(consumer="a", queues=["default"], verdict=Verdict("killed", {}, Fate.RETURN, {}))
+    for _ in range(4):
+        clock.now = recovery.due_at
+        once(runner, recovery)
+    assert recovery.due_at == clock.now + 30.0
+    recovery.hasten()
+    clock.now = recovery.due_at
+    once(runner, recovery)
+    assert clock.now <= 1000.2 + 6.05
+    assert recovery.open == 0
+
+
 def test_another_hosts_dead_are_recovered_behind_many_live_entries(
     runner: SyncRunner, redis: redis_py.Redis, ns: Namespace, queue: QueueKeys, client: Client, clock: Clock
 ) -> None:

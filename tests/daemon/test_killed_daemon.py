@@ -20,7 +20,7 @@ from tests.support.queue_view import QueueView
 from tests.support.waiting import wait_until
 
 MakeDaemon = Callable[..., Daemon]
-ROUNDS = int(os.environ.get("CHRONOSD_TEST_ROUNDS", "6"))
+ROUNDS = int(os.environ.get("CHRONOSD_TEST_ROUNDS", "4"))
 HARDENED = {"max_crashes": 1000, "retry": {"base": "100ms", "cap": "1s"}}
 """Every kill is the test's: no task shall be taken for what kills its workers."""
 

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -177,7 +178,8 @@ def test_a_key_of_the_wrong_type_hinders_its_own_queue_alone_and_loses_nothing(
     ids = {client.enqueue("count", {"fail": 1}, queue="well", delay=delay).id for delay in (None, 0.2)}
     wait_until(lambda: set(one.ledger.ends()) >= ids, what=f"the neighbour's tasks:\n{one.log_tail()}")
     well.wait_finished()
-    assert len(one.log_records("step hindered")) <= 3, "logged over and over"
+    hindered = Counter(record["step"] for record in one.log_records("step hindered"))
+    assert max(hindered.values(), default=0) <= 2, f"logged over and over: {hindered}"
     asked_at = time.monotonic()
     assert one.stop() == 0
     assert time.monotonic() - asked_at < 3, f"a slow stop:\n{one.log_tail()}"
