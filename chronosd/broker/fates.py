@@ -53,6 +53,10 @@ class Death:
     at: float = field(default_factory=time.time)
     """Unix seconds."""
     stack: str = ""
+    signal: int | None = None
+    """That ended it."""
+    exit_code: int | None = None
+    """Its exit status, if no signal ended it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,7 +255,11 @@ def _evidence(stored: bytes | None, death: Death) -> bytes:
         known = []
     if not isinstance(known, list):
         known = []
-    one = {"at": round(death.at, 3), "cause": death.cause[:500], "worker": death.worker}
+    one: dict[str, Any] = {"at": round(death.at, 3), "cause": death.cause[:500], "worker": death.worker}
+    if death.signal is not None:
+        one["signal"] = death.signal
+    if death.exit_code is not None:
+        one["exit_code"] = death.exit_code
     if death.stack:
         one["stack"] = death.stack[:4000]
     return orjson.dumps([*known, one][-_EVIDENCE_KEPT:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -200,8 +200,21 @@ def _lines(found: TaskDetails) -> list[tuple[str, object]]:
         ("crashes", found.crashes or None),
     ]
     for death in found.evidence:
-        when = instant(float(death["at"])) if isinstance(death.get("at"), int | float) else None
-        lines.append(("crash", f"{when or ''} {death.get('cause', '')} {death.get('worker', '')}".strip()))
+        lines += _crash(death)
+    return lines
+
+
+def _crash(death: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """One death of a worker that ran the task: when, how, which worker, and where it was."""
+    when = instant(float(death["at"])) if isinstance(death.get("at"), int | float) else None
+    how = str(death.get("cause", ""))
+    for name in ("signal", "exit_code"):
+        if isinstance(death.get(name), int) and str(death[name]) not in how:
+            how += f", {name.replace('_', ' ')} {death[name]}"
+    lines: list[tuple[str, object]] = [("crash", f"{when or ''} {how} {death.get('worker', '')}".strip())]
+    stack = death.get("stack")
+    for i, line in enumerate(stack.splitlines() if isinstance(stack, str) else ()):
+        lines.append(("" if i else "stack", line or " "))
     return lines
 
 

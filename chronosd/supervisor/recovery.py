@@ -83,12 +83,15 @@ class Recovery:
             on_closed: called then.
         """
         now = self._clock()
+        death = Death(
+            verdict.cause, consumer, stack=stack, signal=verdict.signal, exit_code=verdict.exit_code
+        )
         self._estates.append(
             Estate(
                 consumer,
                 tuple(queues),
                 verdict,
-                Death(verdict.cause, consumer, stack=stack),
+                death,
                 board,
                 died_at=now,
                 due_at=now,

@@ -45,6 +45,9 @@ class Verdict:
     """For what is pending for the worker but not on its board."""
     counts: dict[str, int]
     """Tasks by what they were doing, and how many are charged; for the log."""
+    signal: int | None = None
+    """That ended the worker; for the evidence."""
+    exit_code: int | None = None
 
     def leave(self, board: Path) -> None:
         """Writes it beside the board, for the next run to carry out. Raises OSError.
@@ -52,7 +55,13 @@ class Verdict:
         The board alone does not tell why the worker ended, and so not who is to be charged.
         """
         fates = [[queue, entry, fate.value] for (queue, entry), fate in self.fates.items()]
-        left = {"cause": self.cause, "otherwise": self.otherwise.value, "fates": fates}
+        left = {
+            "cause": self.cause,
+            "otherwise": self.otherwise.value,
+            "fates": fates,
+            "signal": self.signal,
+            "exit_code": self.exit_code,
+        }
         making = board.with_suffix(".making")
         making.write_bytes(orjson.dumps(left))
         making.rename(_beside(board))
@@ -63,7 +72,8 @@ def left_beside(board: Path) -> Verdict | None:
     try:
         left = orjson.loads(_beside(board).read_bytes())
         fates = {(queue, entry): Fate(fate) for queue, entry, fate in left["fates"]}
-        return Verdict(left["cause"], fates, Fate(left["otherwise"]), {})
+        signal, exit_code = left.get("signal"), left.get("exit_code")
+        return Verdict(left["cause"], fates, Fate(left["otherwise"]), {}, signal, exit_code)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -112,4 +122,4 @@ def judge(
                 fates[entry] = Fate.CHARGE
                 counts["charged"] += 1
     cause = f"worker {exit_}" if reason is None else f"worker {exit_}: {reason.value}"
-    return Verdict(cause, fates, free, dict(counts))
+    return Verdict(cause, fates, free, dict(counts), exit_.signal, exit_.code)

@@ -20,7 +20,7 @@ from chronosd.errors import BrokerError, Trouble
 from chronosd.states import State
 from tests.support.bench import Bench
 
-DEATH = Death("worker killed by signal 9", "w1", at=1_700_000_000.5)
+DEATH = Death("worker killed by signal 9", "w1", at=1_700_000_000.5, signal=9)
 POLICY = Policy(max_crashes=3, backoff=lambda kind, retried: 60.0)
 
 
@@ -78,7 +78,7 @@ def test_every_entry_meets_its_fate_in_one_settlement(bench: Bench) -> None:
     assert (charged.retried, charged.last_err) == (1, DEATH.cause)
     assert bench.hash("running")["crashes"] == "1"
     evidence = json.loads(bench.hash("running")["evidence"])
-    assert evidence == [{"at": 1_700_000_000.5, "cause": DEATH.cause, "worker": "w1"}]
+    assert evidence == [{"at": 1_700_000_000.5, "cause": DEATH.cause, "worker": "w1", "signal": 9}]
 
 
 def test_settling_again_changes_nothing(bench: Bench) -> None:

@@ -123,5 +123,6 @@ def test_a_verdict_left_beside_a_board_is_read_again_as_it_was(tmp_path: Path) -
     left = left_beside(board)
     assert left is not None
     assert (left.cause, left.fates, left.otherwise) == (verdict.cause, verdict.fates, verdict.otherwise)
+    assert (left.signal, left.exit_code) == (signal.SIGKILL, None)
     board.with_suffix(".verdict").write_bytes(b"{}")
     assert left_beside(board) is None
