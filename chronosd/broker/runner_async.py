@@ -20,7 +20,9 @@ T = TypeVar("T")
 class AsyncRunner:
     """Runs commands for coroutines of one event loop, over one connection that concurrent callers share.
 
-    Args: as for :class:`~chronosd.broker.runner.SyncRunner`.
+    Args: as for :class:`~chronosd.broker.runner.SyncRunner`, and
+        resend: send again what may be repeated if the connection was lost; False for a caller that has to
+            know that something was sent twice.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class AsyncRunner:
         *,
         timeout_s: float = 5.0,
         client_name: str = "chronosd",
+        resend: bool = True,
     ) -> None:
         self.target: Target = parse(url, password)
         self.timeout_s = timeout_s
         self._client_name = client_name
+        self._resend = resend
         self._wire: Wire | None = None
         self._connecting: asyncio.Lock = asyncio.Lock()
 
@@ -63,7 +67,8 @@ class AsyncRunner:
             try:
                 return await self._converse(wire, commands, at)
             except (OSError, EOFError):
-                if fresh or loop.time() >= at or not all(c.repeatable for c in commands):
+                may = self._resend and all(c.repeatable for c in commands)
+                if fresh or loop.time() >= at or not may:
                     raise
             wire = await self._connected(at)
             return await self._converse(wire, commands, at)

@@ -150,7 +150,9 @@ class _Process:
         spec, config = self._spec, self._config
         password = config.redis.password()
         name = f"chronosd:{spec.consumer}"
-        cycle = AsyncRunner(spec.redis_url, password, timeout_s=CYCLE_TIMEOUT_S, client_name=name)
+        cycle = AsyncRunner(
+            spec.redis_url, password, timeout_s=CYCLE_TIMEOUT_S, client_name=name, resend=False
+        )
         blocking = AsyncRunner(spec.redis_url, password, timeout_s=CYCLE_TIMEOUT_S, client_name=name)
         bodies = AsyncRunner(spec.redis_url, password, timeout_s=BODY_S, client_name=name)
         options: dict[str, Any] = {"namespace": config.namespace, "max_payload": config.max_payload}

@@ -56,7 +56,28 @@ def test_lost_replies_under_load_neither_lose_strand_nor_repeat_a_task(worker: M
     one.wait_settled(30)
     assert one.ledger.starts() == dict.fromkeys(ids, 1)
     assert one.slots() == []
+    assert one.count(Cell.LEASES_LOST) == 0
     assert one.drain() == 0
+
+
+def test_an_end_that_is_sent_twice_is_no_lost_lease(worker: Make, proxy: Proxy) -> None:
+    """The runner sends again by itself what may be repeated; the second reply says that the entry is gone."""
+    one = worker(HANDLERS, url=proxy.url).start()
+    one.enqueue("tick")  # the server has every script afterwards
+    one.wait_settled()
+    task_id = one.enqueue("awaits", {"s": 0.5})
+    wait_until(lambda: "run" in one.hash(task_id))
+    one.wait_blocked()
+    time.sleep(0.1)  # for the last reply to be through the relay: the next one is to be lost
+    proxy.mode = "swallow"
+    wait_until(lambda: one.pending() == 0, what=one.log_tail())
+    proxy.mode = "pass"
+    for connection in one.connections():
+        one.redis.client_kill_filter(_id=connection["id"])
+    wait_until(lambda: one.slots() == [])
+    assert one.count(Cell.SUCCEEDED) == 2
+    assert one.count(Cell.LEASES_LOST) == 0
+    assert one.log_records("leases lost") == []
 
 
 def test_lost_replies_do_not_make_a_hoard(worker: Make, proxy: Proxy) -> None:
