@@ -7,16 +7,32 @@ board, and before, within and after every script on its way. The ledger of the h
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from chronosd.client import Client
 from chronosd.embedded import EmbeddedServer
+from chronosd.errors import BrokerError
 from chronosd.inspector import Finding, Inspector
 from tests.conftest import connect
-from tests.support.armed import VARIABLE
-from tests.support.chaos import KINDS, MAX_CRASHES, QUEUES, Disaster, Load, Told, Watcher, account
+from tests.support.armed import VARIABLE, Events
+from tests.support.chaos import (
+    KINDS,
+    MAX_CRASHES,
+    QUEUES,
+    Boards,
+    Disaster,
+    Load,
+    Often,
+    Told,
+    account,
+    named_twice,
+)
 from tests.support.daemon import Daemon
 from tests.support.waiting import wait_until
 
@@ -29,6 +45,18 @@ CONFIG = {
     "max_crashes": MAX_CRASHES,
     "log": {"level": "info", "format": "json"},
 }
+
+
+def armed(directory: Path, tmp_path: Path, server: EmbeddedServer, namespace: str, **config: Any) -> Daemon:
+    directory.mkdir()
+    return Daemon(
+        tmp_path / "daemon",
+        redis_url=server.url,
+        namespace=namespace,
+        config={**CONFIG, **config},
+        env={VARIABLE: str(directory)},
+        program=("tests.support.armed", "run"),
+    )
 
 
 def errors(inspector: Inspector) -> list[Finding]:
@@ -49,47 +77,107 @@ def test_nothing_is_lost_and_nothing_repeats_without_a_cause(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     directory = tmp_path / "chaos"
-    directory.mkdir()
+    wrong: list[str] = []
     with (
-        Daemon(
-            tmp_path / "daemon",
-            redis_url=fresh_server.url,
-            namespace=namespace,
-            config=CONFIG,
-            env={VARIABLE: str(directory)},
-            program=("tests.support.armed", "run"),
-        ) as daemon,
+        armed(directory, tmp_path, fresh_server, namespace) as daemon,
         Inspector(fresh_server.url, namespace=namespace, timeout=10) as inspector,
+        connect(fresh_server.url) as redis,
     ):
+
+        def examine() -> None:
+            with contextlib.suppress(BrokerError):
+                wrong.extend(finding.line for finding in errors(inspector))
+
         daemon.start()
         load = Load(fresh_server.url, namespace, rate=250)
-        watcher = Watcher(daemon.runtime_dir)
+        boards = Boards(daemon.runtime_dir)
+        # What must hold at every instant, and not only in the end.
+        watchers = [
+            Often(boards.look, 0.001),
+            Often(lambda: wrong.extend(named_twice(redis, namespace)), 0.02),
+            Often(examine, 1.0),
+        ]
         disaster = Disaster(daemon, fresh_server, directory)
-        load.start()
-        watcher.start()
+        for thread in (load, *watchers):
+            thread.start()
         try:
             disaster.run(chaos_seconds)
         finally:
-            load.finish()
-            watcher.finish()
+            for thread in (load, *watchers):
+                thread.finish()
         wait_until(lambda: drained(inspector), timeout_s=20, what=f"all done ({daemon.log_path})")
         assert errors(inspector) == []
         assert daemon.run_command("doctor", "--deep", "-c", str(daemon.config_path)).returncode == 0
         assert daemon.stop() == 0
         assert errors(inspector) == []
         told = Told.read(directory / "events")
-        with connect(fresh_server.url) as redis:
-            found = account(load, disaster, told, redis)
-            for queue in QUEUES:
-                left = redis.xinfo_consumers(f"{namespace}:{{{queue}}}:stream", "chronos")
-                assert left == [], "a dead worker's consumer is left"
+        found = account(load, disaster, told, redis)
+        for queue in QUEUES:
+            left = redis.xinfo_consumers(f"{namespace}:{{{queue}}}:stream", "chronos")
+            assert left == [], "a dead worker's consumer is left"
     with capsys.disabled():
         print()
         for line in found.lines():
             print("   ", line)
-        print("   ", f"watched: {watcher.reads} slots read; from outside: {dict(disaster.done)}")
+        print("   ", f"watched: {boards.reads} slots read; from outside: {dict(disaster.done)}")
     record_property("chaos", json.dumps(list(found.lines())))
+    assert wrong == [], "\n".join(wrong)
     assert found.faults == [], "\n".join(found.faults)
-    assert watcher.seen <= told.claims, "a slot was read that nobody has ever claimed like this"
+    assert boards.seen <= told.claims, "a slot was read that nobody has ever claimed like this"
     recovered = daemon.log_records("recovered tasks that nobody held any more")
     assert recovered == [], "the recoverer had to do what a settlement should have done"
+
+
+# -- what arrives after its sender is dead, and settled ---------------------------------------------------
+
+
+@pytest.mark.parametrize("script", ["fetch", "complete", "retain", "retry", "archive", "release"])
+def test_what_a_dead_worker_had_sent_changes_nothing_when_it_arrives_late(
+    script: str, tmp_path: Path, fresh_server: EmbeddedServer, namespace: str
+) -> None:
+    """The worker dies in sending; its tasks are settled; then what it had sent reaches the server.
+
+    Its one replacement does not fetch before that, so every task stands where the settlement has put it: a
+    move of the dead worker's that was not refused would be seen. A fetch is not refused, and what it takes is
+    handed back by a repeat of the settlement.
+    """
+    directory = tmp_path / "chaos"
+    with (
+        armed(directory, tmp_path, fresh_server, namespace, workers=1, max_crashes=10) as daemon,
+        Inspector(fresh_server.url, namespace=namespace, timeout=10) as inspector,
+        Client(fresh_server.url, namespace=namespace) as client,
+        connect(fresh_server.url) as redis,
+    ):
+        (directory / "plan").write_text(f"0.25 worker {script} late")
+        daemon.start()
+        kinds = {"retain": ("keep", {"retention": "1h"}), "retry": ("flaky", {}), "archive": ("wrong", {})}
+        kind, options = kinds.get(script, ("quick", {}))
+        client.enqueue_many(
+            [(kind, {"n": 1, "fails": 1}, {**options, "queue": "default"}) for _ in range(800)]
+        )
+        events = Events(directory)
+        wait_until(lambda: len(daemon.ledger.entries("start")) > 20)
+        (directory / "armed").touch()
+        while not events.kills():
+            # Whatever a fetch brings after this goes back: that is a release to die in.
+            daemon.send(signal.SIGTSTP)
+            with contextlib.suppress(AssertionError):
+                wait_until(events.kills, timeout_s=0.3 if script == "release" else 0.02)
+            if not events.kills():
+                daemon.send(signal.SIGCONT)
+        daemon.send(signal.SIGTSTP)
+        (directory / "armed").unlink()
+        wait_until(lambda: "\narrived " in events.path.read_text(), what="the late bytes")
+        assert named_twice(redis, namespace) == []
+        wait_until(lambda: inspector.queue_stats("default").active == 0, timeout_s=8)
+        assert errors(inspector) == []
+        daemon.send(signal.SIGCONT)
+        wait_until(lambda: drained(inspector), timeout_s=30)
+        assert daemon.stop() == 0
+        assert errors(inspector) == []
+        told = Told.read(events.path)
+        starts = daemon.ledger.entries("start")
+    succeeded = dict(told.succeeded)
+    assert [e.id for e in starts if e.at_ns > succeeded.get(e.id, e.at_ns)] == [], "a success ran again"
+    ended = {entry.id for what in ("end", "fail") for entry in daemon.ledger.entries(what)}
+    assert len(ended) == 800

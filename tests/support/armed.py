@@ -10,6 +10,9 @@ which on the next of them to be reached is its last. The points are
     every script (or command) on its way: before it is sent, after half of its bytes, after all of them, not
     before the process has been dead for a while (bytes that were still on the way), and after its reply.
 
+A file ``plan`` beside the flag replaces the choice: its words are a delay in seconds for what arrives late,
+and the points, separated by commas.
+
 What happens is told in the file ``events`` beside the flag ``armed``, without which nobody dies: lines of
 ``what pid monotonic_ns words...``, written before the death, so that a test knows who died of what.
 """
@@ -24,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -69,7 +73,8 @@ _SUPERVISOR_COMMANDS = (
 )
 SUPERVISOR_POINTS = tuple(f"supervisor {name} {phase}" for name in _SUPERVISOR_COMMANDS for phase in PHASES)
 
-_TARGETS = 6
+_TARGETS = 8
+_LATE_S = (0.003, 0.02, 0.06, 0.3, 0.9, 1.5)
 _SLOT_STORES = ("sequence", "state", "entry-ms", "entry-seq", "queue", "started", "deadline", "claimed")
 _TRANSITIONS = {0: "free", 1: "claim", 2: "start", 3: "succeed", 4: "finish"}
 
@@ -79,11 +84,11 @@ class Events:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "events"
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, what: str, *words: object) -> None:
         line = " ".join((what, str(os.getpid()), str(time.monotonic_ns()), *map(str, words)))
-        os.write(self._fd, line.encode() + b"\n")
+        os.write(self.descriptor, line.encode() + b"\n")
 
     def kills(self) -> Counter[str]:
         """How often each point has been hit."""
@@ -97,7 +102,13 @@ class Plan:
     def __init__(self, points: Sequence[str], hits: Counter[str], after_s: float) -> None:
         self._pid = os.getpid()
         shuffled = random.sample(points, len(points))
-        self._targets = frozenset(sorted(shuffled, key=lambda point: hits[point])[:_TARGETS])
+        # What arrives late has the most ways to go wrong, one for every instant.
+        targets = sorted(shuffled, key=lambda p: hits[p] / (3 if p.endswith("late") else 1))[:_TARGETS]
+        self.late_s = random.choice(_LATE_S)
+        if (DIRECTORY / "plan").exists():
+            late, _, points_ = (DIRECTORY / "plan").read_text().partition(" ")
+            self.late_s, targets, after_s = float(late), points_.split(","), 0.0
+        self._targets = frozenset(targets)
         self._from = time.monotonic() + after_s
 
     def is_due(self, point: str) -> bool:
@@ -155,7 +166,7 @@ def die_sending(point: str, descriptor: int, packed: bytes) -> NoReturn:
     """Sends as much as the point says, past all buffers, and dies; or has somebody send it later."""
     phase = point.rpartition(" ")[2]
     if phase == "late":
-        _send_later(descriptor, packed, random.choice((0.003, 0.02, 0.03, 0.06, 0.2, 0.9)))
+        _send_later(descriptor, packed, plan.late_s)
     elif phase != "before":
         _send(descriptor, packed[: len(packed) // 2] if phase == "half" else packed)
     die(point)
@@ -169,14 +180,19 @@ def _send(descriptor: int, data: bytes) -> None:
 
 def _send_later(descriptor: int, data: bytes, delay_s: float) -> None:
     """What a network does: the sender is dead, and what it has sent arrives."""
+    reading, writing = os.pipe()
     if os.fork():
+        os.close(writing)
+        os.read(reading, 1)
         return
     os.setsid()  # not killed with the rest of the dead worker's session
-    os.closerange(0, descriptor)
-    os.closerange(descriptor + 1, 1024)  # above all the lock, which says that the dead one lives
+    for kept, after in pairwise((-1, *sorted((descriptor, events.descriptor)), 1024)):
+        # Above all the lock, which says that the dead one lives; and the pipe, on which it waits.
+        os.closerange(kept + 1, after)
     try:
         time.sleep(delay_s)
         _send(descriptor, data)
+        events.write("arrived")
         time.sleep(0.05)  # the server drops what it has not read from a connection that has ended
     finally:
         os._exit(0)
@@ -264,7 +280,7 @@ def _watch_processes() -> None:
     run_supervisor, run_worker = supervisor.run, worker.run
 
     def as_supervisor(*args: Any, **options: Any) -> int:
-        _begin("supervisor", SUPERVISOR_POINTS, random.choice((0.0, 1.0, 3.0, 5.0, 8.0)))
+        _begin("supervisor", SUPERVISOR_POINTS, random.choice((0.0, 0.5, 1.0, 3.0, 6.0)))
         return run_supervisor(*args, **options)
 
     def as_worker(spec: Any) -> int:

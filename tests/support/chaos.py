@@ -15,7 +15,6 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 
 import redis as redis_py
 
+from chronosd.board import Board
 from chronosd.broker.keys import Namespace
 from chronosd.client import Client
 from chronosd.embedded import EmbeddedServer
@@ -30,10 +30,9 @@ from chronosd.errors import BrokerError
 from tests.support import armed
 from tests.support.daemon import Daemon
 from tests.support.ledger import Entry
-from tests.support.processes import gone, wait_gone
 
 QUEUES = {"urgent": 5, "default": 3, "low": 1}
-MAX_CRASHES = 4
+MAX_CRASHES = 3
 KINDS = (
     *("quick", "slow", "thread", "value", "keep", "flaky", "flaky_thread", "later", "postponed"),
     *("doomed", "wrong", "discarded", "segfault", "segfault_thread", "block"),
@@ -42,6 +41,17 @@ KINDS = (
 PATIENT = {"max_retry": 1000}
 """Crashes are charged as retries: what must succeed in the end has plenty."""
 
+_ACTS = {
+    "nothing": 20,
+    "kill": 10,
+    "freeze": 8,
+    "quiet": 6,
+    "kill supervisor": 2,
+    "server": 2,
+    "freeze server": 2,
+    "size": 2,
+    "freeze supervisor": 1,
+}
 _FAILS_FOR_GOOD = ("doomed", "wrong")
 _MIX: tuple[tuple[int, str, Callable[[], dict[str, Any]], dict[str, Any]], ...] = (
     (30, "quick", dict, PATIENT),
@@ -74,7 +84,7 @@ class Given:
 class Load(threading.Thread):
     """Enqueues ``rate`` tasks a second, in batches, and a crashing one now and then, until told to stop."""
 
-    def __init__(self, url: str, namespace: str, rate: float, crash_every_s: float = 0.7) -> None:
+    def __init__(self, url: str, namespace: str, rate: float, crash_every_s: float = 0.9) -> None:
         super().__init__(name="load")
         self.given: dict[str, Given] = {}
         self.error: BaseException | None = None
@@ -101,7 +111,7 @@ class Load(threading.Thread):
                     if time.monotonic() >= crash_at:
                         crash_at += self._crash_every_s
                         kind = random.choice(("segfault", "segfault_thread"))
-                        tasks.append((kind, {}, {**PATIENT, **self._where()}))
+                        tasks.append((kind, {"times": random.randint(1, 2)}, {**PATIENT, **self._where()}))
                     self._enqueue(client, tasks)
         except BaseException as error:
             self.error = error
@@ -141,7 +151,7 @@ class Disaster:
         self._thaw: list[tuple[float, int]] = []
         self._restart_at = self._server_at = 0.0
 
-    def run(self, seconds: float, *, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def run(self, seconds: float) -> None:
         self._flag.touch()
         over_at = time.monotonic() + seconds
         self._restart_at = self._server_at = time.monotonic() + 1.5
@@ -149,7 +159,6 @@ class Disaster:
             while time.monotonic() < over_at:
                 self._revive()
                 self._act(time.monotonic())
-                meanwhile()
                 time.sleep(random.uniform(0.03, 0.2))
         finally:
             self._flag.unlink()
@@ -157,19 +166,7 @@ class Disaster:
 
     def _act(self, now: float) -> None:
         workers = self.daemon.worker_pids()
-        (act,) = random.choices(
-            (
-                "kill",
-                "freeze",
-                "nothing",
-                "kill supervisor",
-                "freeze supervisor",
-                "server",
-                "freeze server",
-                "size",
-            ),
-            (10, 8, 20, 2, 1, 2, 2, 2),
-        )
+        (act,) = random.choices(list(_ACTS), list(_ACTS.values()))
         match act:
             case "kill" if workers:
                 self._kill(random.choice(workers), "SIGKILL from outside")
@@ -189,6 +186,10 @@ class Disaster:
                 self.server.start()
             case "freeze server" if self.server.pid is not None:
                 self._freeze(self.server.pid, random.choice((0.05, 0.3, 1.3)), now)
+            case "quiet" if self._is_up:  # has workers hand back what they have not started
+                self._signal(self.daemon.pid, signal.SIGTSTP)
+                time.sleep(random.uniform(0.0, 0.1))
+                self._signal(self.daemon.pid, signal.SIGCONT)
             case "size" if self._is_up:  # before it catches them, they would stop it
                 self._signal(self.daemon.pid, random.choice((signal.SIGTTIN, signal.SIGTTOU)))
 
@@ -443,42 +444,58 @@ def _count_repeats(found: Account, task_id: str, runs: list[Run], dead: dict[int
                 found.faults.append(f"{task_id}: {after} follows {before}, and nobody died")
 
 
-class Watcher(threading.Thread):
-    """Reads the boards of living workers over and over, slowly, and keeps what it has read."""
+class Often(threading.Thread):
+    """Calls a function over and over, with a pause, until told to stop."""
 
-    def __init__(self, runtime: Path) -> None:
-        super().__init__(name="watcher")
-        self.seen: set[tuple[str, str, int]] = set()
-        self.reads = 0
-        self.error: BaseException | None = None
-        self._runtime = runtime
+    def __init__(self, call: Callable[[], object], pause_s: float) -> None:
+        super().__init__(name="often")
+        self._call = call
+        self._pause_s = pause_s
         self._over = threading.Event()
+        self._error: BaseException | None = None
 
     def run(self) -> None:
-        from chronosd.board import Board
-
         try:
-            while not self._over.wait(0.001):
-                for path in self._runtime.glob("run-*/*.board"):
-                    try:
-                        board: Any = Board.open(path)
-                    except (OSError, ValueError):
-                        continue  # not made yet, or gone by now
-                    cells = board.cells
-                    board.cells = _Slow(cells)
-                    for slot in board.read():
-                        self.reads += 1
-                        self.seen.add((slot.entry, slot.queue, slot.claimed_ns))
-                    cells.release()
-                    board._map.close()
+            while not self._over.wait(self._pause_s):
+                self._call()
         except BaseException as error:
-            self.error = error
+            self._error = error
 
     def finish(self) -> None:
+        """Stops, and raises what went wrong, if anything did."""
         self._over.set()
-        self.join(10)
-        if self.error is not None:
-            raise self.error
+        self.join(20)
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
+
+
+class Boards:
+    """Reads the boards of living workers, slowly, and keeps what it has read."""
+
+    def __init__(self, runtime: Path) -> None:
+        self.seen: set[tuple[str, str, int]] = set()
+        """Entry, queue and instant of claim of every slot."""
+        self.reads = 0
+        self._runtime = runtime
+
+    def look(self) -> None:
+        try:
+            paths = list(self._runtime.glob("run-*/*.board"))
+        except FileNotFoundError:  # a directory went away while it was listed
+            return
+        for path in paths:
+            try:
+                board: Any = Board.open(path)
+            except (OSError, ValueError):
+                continue  # not made yet, or gone by now
+            cells = board.cells
+            board.cells = _Slow(cells)
+            for slot in board.read():
+                self.reads += 1
+                self.seen.add((slot.entry, slot.queue, slot.claimed_ns))
+            board.cells = cells
+            board.close()
 
 
 class _Slow:
@@ -494,17 +511,24 @@ class _Slow:
         return value
 
 
-@contextmanager
-def frozen(pids: list[int]) -> Iterator[None]:
-    """Stops processes together; they go on, as if nothing had happened, after the block."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+_TWICE = """
+local seen, twice = {}, {}
+for _, item in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
+  local id = item[2][2]
+  if seen[id] then twice[#twice + 1] = id end
+  seen[id] = true
+end
+return twice
+"""
+
+
+def named_twice(redis: redis_py.Redis, namespace: str) -> list[str]:
+    """Ids that two entries name at this instant; there must never be any. Empty while there is no server."""
+    twice: list[str] = []
     try:
-        yield
-    finally:
-        for pid in pids:
-            if not gone(pid):
-                os.kill(pid, signal.SIGCONT)
-
-
-__all__ = ["Account", "Disaster", "Load", "Told", "Watcher", "account", "frozen", "wait_gone"]
+        for name in QUEUES:
+            found: Any = redis.eval(_TWICE, 1, Namespace(namespace).queue(name).stream)
+            twice += [f"{task_id.decode()} has two entries in {name}" for task_id in found]
+    except redis_py.RedisError:
+        return []
+    return twice

@@ -99,12 +99,12 @@ async def discarded(task: Task[Args]) -> None:
 
 async def segfault(task: Task[Args]) -> None:
     with run(task):
-        _crash_once(task)
+        _crash(task)
 
 
 def segfault_thread(task: Task[Args]) -> None:
     with run(task):
-        _crash_once(task)
+        _crash(task)
 
 
 async def block(task: Task[Args]) -> None:
@@ -112,7 +112,7 @@ async def block(task: Task[Args]) -> None:
         time.sleep(task.args["s"])  # noqa: ASYNC251 - the fault that is provoked
 
 
-def _crash_once(task: Task[Args]) -> None:
-    if task.attempt == 1:
+def _crash(task: Task[Args]) -> None:
+    if task.attempt <= task.args["times"]:
         ledger.write("crash", task.id, task.attempt)
         ctypes.string_at(0)
