@@ -76,7 +76,7 @@ class TaskDetails:
     deliveries: int = 0
     crashes: int = 0
     evidence: tuple[Mapping[str, Any], ...] = ()
-    """What is known of the deaths of the workers that ran it: cause, worker, at, signal or exit_code, stack."""
+    """What is known of the deaths of the workers that ran it: cause, worker, at, signal, exit_code, stack."""
     returned: int = 0
     """How often it was handed back unstarted after a death."""
     enqueued_at: float | None = None

@@ -83,6 +83,8 @@ class Settled:
     lost: int = 0
     """Moved by somebody else in between."""
     archived_ids: list[str] = field(default_factory=list)
+    retried_ids: list[str] = field(default_factory=list, compare=False)
+    """For the log, like the others."""
     errors: dict[str, BrokerError] = field(default_factory=dict)
 
     @property
@@ -102,3 +104,4 @@ class Settled:
         self.dropped += other.dropped
         self.lost += other.lost
         self.archived_ids += other.archived_ids
+        self.retried_ids += other.retried_ids

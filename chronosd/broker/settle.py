@@ -241,6 +241,7 @@ def _charge(
     delay_s = 0.0 if crashes == 1 else policy.backoff(message.kind, message.retried)
     moves.again.append(Again(row.entry, task_id, message, delay_s, fields))
     summary.retried += 1
+    summary.retried_ids.append(task_id)
 
 
 def _archived(task_id: str, summary: Settled) -> None:

@@ -76,7 +76,10 @@ def run(
     )
     supervisor.rounds = Rounds(config, fleet, incarnation, runtime, is_burst=burst)
     supervisor.overruns = Overruns(
-        lambda: fleet, kill_grace_s=config.kill_grace, stall_timeout_s=config.stall_timeout
+        lambda: fleet,
+        supervisor.rounds.names,
+        kill_grace_s=config.kill_grace,
+        stall_timeout_s=config.stall_timeout,
     )
     supervisor.report = Report(
         notifier,

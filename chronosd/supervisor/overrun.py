@@ -2,8 +2,8 @@
 
 Both are read off the boards, so a worker that holds the interpreter lock for ever, or was stopped, is seen
 like any other. A live worker is judged only after two equal readings at least 50 ms apart: one reading may
-have met it half-way through a change. Its stack is asked for at the first and logged with the second, just
-before the kill.
+have met it half-way through a change. With the second it is condemned and the stacks of all its threads are
+asked for; it is killed at the next look, and they are logged and kept with the task.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from chronosd.board import Cell, Slot, SlotState
+from chronosd.board import Cell, SlotState
 from chronosd.log import get_logger
+from chronosd.supervisor.names import Names
 from chronosd.supervisor.verdict import Entry, Reason
 from chronosd.supervisor.worker import Phase, Worker
 
@@ -21,7 +22,10 @@ log = get_logger("chronosd.supervisor")
 
 _LOOK_S = 0.5
 _SECOND_LOOK_S = 0.06
+_APART_S = 0.05
 _REPORT_AFTER_S = 5.0
+_NAME_S = 1.0
+"""How long a report waits for the name of its task, which only Redis knows."""
 
 Finding = tuple[Reason, frozenset[Entry]]
 
@@ -34,6 +38,8 @@ class _Watch:
     found_at: float = 0.0
     asked_at: float | None = None
     """When its stack was asked for, to report a loop that stands still."""
+    blocking: Entry | None = None
+    """What its loop was in the middle of then."""
     is_reported: bool = False
 
 
@@ -43,23 +49,27 @@ class Overruns:
     def __init__(
         self,
         workers: Callable[[], Iterable[Worker]],
+        names: Names,
         *,
         kill_grace_s: float,
         stall_timeout_s: float,
     ) -> None:
         self._workers = workers
+        self._names = names
         self._kill_grace_s = kill_grace_s
         self._stall_timeout_s = stall_timeout_s
         self._watches: dict[int, _Watch] = {}
         self._described: list[Worker] = []
         """Workers whose stacks have been asked for, to be logged."""
+        self._condemned: list[tuple[Worker, float, Finding]] = []
+        """Workers that are killed once their stacks are written."""
         self.due_at = 0.0
 
     def tick(self, now: float) -> None:
         """One look at every worker."""
         self._show_stacks()
+        is_open = self._execute(now)
         seen: dict[int, _Watch] = {}
-        is_open = False
         for worker in self._workers():
             if worker.phase in (Phase.STARTING, Phase.READY) or worker.killed:
                 continue  # it has no task yet, or is being dealt with
@@ -95,28 +105,42 @@ class Overruns:
         self._described.clear()
 
     def _judge(self, worker: Worker, watch: _Watch, now: float) -> bool:
-        """Kills a worker that has been found guilty twice; True if it has been found so once."""
+        """Condemns a worker that has been found guilty twice; True if it has been found so."""
         finding = self._find(worker, now)
         if finding is None:
             watch.finding = None
             return False
         if finding != watch.finding:
             watch.finding, watch.found_at = finding, now
-            worker.stacks.ask(worker.child)
-            return True
-        if now - watch.found_at < 0.05:
-            return True
-        reason, guilty = finding
-        log.error(
-            "worker killed",
-            worker=worker.spec.index,
-            pid=worker.child.pid,
-            reason=reason.value,
-            entries=[f"{queue}/{entry}" for queue, entry in sorted(guilty)][:20],
-            stack=worker.stacks.read(),
-        )
-        worker.kill(reason, guilty)
-        return False
+            self._names.ask(finding[1])
+        elif now - watch.found_at >= _APART_S:
+            # From here on its death is ours, also if it dies of the dump.
+            worker.condemn(*finding)
+            worker.stacks.ask(worker.child, of_all_threads=True)
+            self._condemned.append((worker, now, finding))
+        return True
+
+    def _execute(self, now: float) -> bool:
+        """Kills the condemned whose stacks have had time to be written; True if there are others."""
+        waiting = []
+        for worker, since, (reason, guilty) in self._condemned:
+            if now - since < _APART_S:
+                waiting.append((worker, since, (reason, guilty)))
+                continue
+            if worker.exit is not None:
+                continue
+            log.error(
+                "worker killed",
+                worker=worker.spec.index,
+                pid=worker.child.pid,
+                reason=reason.value,
+                tasks=self._names.describe(guilty)[:20],
+                entries=[f"{queue}/{entry}" for queue, entry in sorted(guilty)][:20],
+                stack=worker.stacks.read(),
+            )
+            worker.kill(reason, guilty)
+        self._condemned = waiting
+        return bool(waiting)
 
     def _find(self, worker: Worker, now: float) -> Finding | None:
         running = [slot for slot in worker.board.read() if slot.state is SlotState.RUNNING]
@@ -141,15 +165,25 @@ class Overruns:
         elif watch.asked_at is None:
             worker.stacks.ask(worker.child)
             watch.asked_at = now
+            current = worker.board.current
+            watch.blocking = None if current is None else (current.queue, current.entry)
+            if watch.blocking is not None:
+                self._names.ask([watch.blocking])
         elif not watch.is_reported:
-            current: Slot | None = worker.board.current
+            name = None if watch.blocking is None else self._names.of(watch.blocking)
+            if watch.blocking is not None and name is None and now - watch.asked_at < _NAME_S:
+                return
+            queue, entry = watch.blocking or (None, None)
+            task_id, kind = name or (None, None)
             log.warning(
                 "event loop blocked",
                 worker=worker.spec.index,
                 pid=worker.child.pid,
                 seconds=round(age_s, 1),
-                queue=current.queue if current else None,
-                entry=current.entry if current else None,
+                task_id=task_id,
+                kind=kind,
+                queue=queue,
+                entry=entry,
                 stack=worker.stacks.read(),
             )
             watch.is_reported = True

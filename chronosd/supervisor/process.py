@@ -27,6 +27,10 @@ from chronosd.supervisor import signals
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+STACK = signal.SIGUSR2
+"""Has a child dump the Python stack of its main thread."""
+ALL_STACKS = signal.SIGRTMIN + 7
+"""Has it dump those of all its threads. Only just before a kill: a few of these crash a busy process."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
@@ -123,7 +127,7 @@ def fork(
 
     Args:
         abandon: called in the child first of all: closes what belongs to the parent alone.
-        stack_fd: where SIGUSR2 and fatal signals dump the child's Python stack.
+        stack_fd: where STACK, ALL_STACKS and fatal signals dump the child's Python stacks.
 
     Raises:
         OSError: no process or descriptor to be had.
@@ -187,8 +191,9 @@ def _enter_child(
     for name in [n for n in os.environ if n == "NOTIFY_SOCKET" or n.startswith("WATCHDOG_")]:
         del os.environ[name]
     if stack_fd is not None:
-        # In place before signals are let in: the default action of SIGUSR2 is death.
-        faulthandler.register(signal.SIGUSR2, file=stack_fd, all_threads=False, chain=False)
+        # In place before signals are let in: their default action is death.
+        faulthandler.register(STACK, file=stack_fd, all_threads=False, chain=False)
+        faulthandler.register(ALL_STACKS, file=stack_fd, all_threads=True, chain=False)
         faulthandler.enable(file=stack_fd, all_threads=False)
         enlarge_signal_stack()
     setproctitle.setproctitle(title)

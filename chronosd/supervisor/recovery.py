@@ -179,6 +179,7 @@ class Recovery:
                 consumer=estate.consumer,
                 took_ms=round((self._clock() - began_at) * 1000, 1),
                 **done,
+                **({"charged": settled.retried_ids[:20]} if settled.retried_ids else {}),
             )
         if settled.archived_ids:
             log.error("archived", cause=estate.death.cause, task_ids=settled.archived_ids[:20])

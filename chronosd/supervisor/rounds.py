@@ -21,9 +21,11 @@ from chronosd.supervisor.groundwork import Groundwork
 from chronosd.supervisor.incarnation import Incarnation, predecessors
 from chronosd.supervisor.janitor import Janitor
 from chronosd.supervisor.lease import Lease
+from chronosd.supervisor.names import Names
 from chronosd.supervisor.process import Exit
 from chronosd.supervisor.recoverer import Grace, Recoverer
 from chronosd.supervisor.recovery import Recovery
+from chronosd.supervisor.stacks import is_in_handler_thread
 from chronosd.supervisor.steps import Runner, Step
 from chronosd.supervisor.strays import Strays
 from chronosd.supervisor.verdict import Reason, Verdict, judge, left_beside
@@ -64,6 +66,10 @@ class Rounds:
         self._recovery_step = Step(self._recovery, now=now)
         self._groundwork_step = Step(self._groundwork, now=now)
         self._lease_step = Step(Lease(namespace, workers, config.heartbeat_interval, self._grace), now=now)
+        self.names = Names(namespace)
+        self._names_step = Step(self.names, now=float("inf"))
+        self._names_step.returned_at = now
+        self.names.on_asked = lambda: self._names_step.poke(time.monotonic())
         forwarder = Step(Forwarder(queues, config.forward_interval), now=now)
         recoverer = Recoverer(
             queues,
@@ -79,6 +85,7 @@ class Rounds:
             self._recovery_step,
             self._lease_step,
             self._groundwork_step,
+            self._names_step,
             forwarder,
             Step(Strays(namespace, self._queues, workers, config.heartbeat_interval), now=now),
             Step(recoverer, now=now),
@@ -152,16 +159,17 @@ class Rounds:
     def settle(self, worker: Worker, exit_: Exit, now: float) -> None:
         """A worker has died: what it held is judged, logged, and settled with the next round trips."""
         board = worker.board
+        stack = worker.stacks.read() if exit_.is_fault or worker.guilty else ""
+        worker.stacks.close()
         verdict = judge(
             board.read(),
             exit_,
             worker.reason,
             guilty=worker.guilty,
-            current=board.current,
+            # a coroutine that was interrupted half-way by a thread that took the process down did nothing
+            current=None if is_in_handler_thread(stack) else board.current,
             now_ns=time.monotonic_ns(),
         )
-        stack = worker.stacks.read() if exit_.is_fault or worker.guilty else ""
-        worker.stacks.close()
         is_expected = worker.reason in (Reason.STOP, Reason.QUIT)
         say = log.info if is_expected else log.error
         say(
@@ -250,7 +258,7 @@ class Rounds:
 
     def begin_stop(self) -> None:
         """Only leases and settlements go on: whoever still runs keeps what it has."""
-        self._steps = [self._recovery_step, self._lease_step]
+        self._steps = [self._recovery_step, self._lease_step, self._names_step]
 
     def hasten(self) -> None:
         """Every worker is gone: the last settlements, and the recoverer's own consumer."""

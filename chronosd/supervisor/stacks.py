@@ -1,6 +1,6 @@
 """Python stacks of a worker, as text, also from one whose interpreter lock is held for ever.
 
-The worker's ``faulthandler`` writes into a memory file that was made before the fork: on SIGUSR2 when the
+The worker's ``faulthandler`` writes into a memory file that was made before the fork: on two signals when the
 supervisor asks, on a fatal signal by itself. The supervisor reads it with pread; nothing in the worker has to
 run for that but a C signal handler.
 """
@@ -8,12 +8,15 @@ run for that but a C signal handler.
 from __future__ import annotations
 
 import os
-import signal
+import re
 from dataclasses import dataclass
 
+from chronosd.supervisor import process
 from chronosd.supervisor.process import Child
 
-_LIMIT_BYTES = 16_384
+_LIMIT_BYTES = 65_536
+_IDLE = re.compile(r'chronosd/worker/(execute|main)\.py", line \d+ in (_work|_beat_in_thread)$')
+"""The innermost frame of a thread that runs no handler."""
 
 
 @dataclass(slots=True)
@@ -27,18 +30,32 @@ class Stacks:
         """Raises OSError."""
         return cls(os.memfd_create(name, os.MFD_CLOEXEC))
 
-    def ask(self, child: Child) -> None:
-        """Has the worker write its stack; :meth:`read` shows it some milliseconds later."""
+    def ask(self, child: Child, *, of_all_threads: bool = False) -> None:
+        """Has the worker write its stack; :meth:`read` shows it some milliseconds later.
+
+        ``of_all_threads`` only for one that is about to be killed, for it may not survive that.
+        """
         # Both processes share one file offset: reset here, it is reset there.
         os.ftruncate(self.fd, 0)
         os.lseek(self.fd, 0, os.SEEK_SET)
-        child.send(signal.SIGUSR2)
+        child.send(process.ALL_STACKS if of_all_threads else process.STACK)
 
     def read(self) -> str:
-        """What has been written, most recent call first."""
-        return os.pread(self.fd, _LIMIT_BYTES, 0).decode("utf-8", "backslashreplace").strip()
+        """What has been written, most recent call first, without threads that wait for work."""
+        text = os.pread(self.fd, _LIMIT_BYTES, 0).decode("utf-8", "backslashreplace").strip()
+        return "\n\n".join(part for part in text.split("\n\n") if not _is_idle(part))
 
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def is_in_handler_thread(stack: str) -> bool:
+    """Whether a fault happened in the thread of a sync handler, and so in no coroutine."""
+    return "in _run_sync" in stack
+
+
+def _is_idle(part: str) -> bool:
+    lines = part.split("\n")
+    return len(lines) > 1 and _IDLE.search(lines[1]) is not None

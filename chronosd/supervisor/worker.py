@@ -69,12 +69,16 @@ class Worker:
         code = EXIT_BAD_CONFIG if exit_.code == EXIT_BAD_CONFIG else EXIT_COULD_NOT_LOAD
         return code, f"{self.name} {exit_} before it was ready"
 
-    def kill(self, reason: Reason, guilty: frozenset[Entry] = frozenset()) -> None:
-        """SIGKILL; the first reason given is the one that counts."""
+    def condemn(self, reason: Reason, guilty: frozenset[Entry] = frozenset()) -> None:
+        """However it ends from now on, that is why; the first reason given is the one that counts."""
         self.reason = self.reason or reason
         self.guilty |= guilty
         self.kill_at = None
         self.killed = True
+
+    def kill(self, reason: Reason, guilty: frozenset[Entry] = frozenset()) -> None:
+        """SIGKILL."""
+        self.condemn(reason, guilty)
         self.child.send(signal.SIGKILL)
 
     def abandon(self) -> None:

@@ -184,12 +184,13 @@ def test_a_sync_handler_past_its_timeout_is_ended_with_its_worker_and_siblings_a
 
 def test_a_blocked_loop_is_reported_with_its_stack(daemon: Make, client: Client) -> None:
     one = daemon().start()
-    client.enqueue("block", {"sleep": 7.0})
+    task = client.enqueue("block", {"sleep": 7.0})
     (report,) = wait_until(
         lambda: one.log_records("event loop blocked"), timeout_s=15, what="a report of the blocked loop"
     )
     assert "in block" in report["stack"]
     assert report["queue"] == "default"
+    assert (report["task_id"], report["kind"]) == (task.id, "block")
 
 
 # -- waiting tasks ---------------------------------------------------------------------------------------
