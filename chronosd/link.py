@@ -8,6 +8,7 @@ Messages are dicts with a type ``t``::
     worker to supervisor   ready | failed (code, error) | drained
     supervisor to worker   go | drain (timeout: seconds or null) | quiet | resume
                            lost (entries: [[queue name, entry id], ...])
+                           stacks (entries: of which coroutines; none: of all): written to the stack file
 """
 
 from __future__ import annotations

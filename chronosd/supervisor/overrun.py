@@ -2,8 +2,9 @@
 
 Both are read off the boards, so a worker that holds the interpreter lock for ever, or was stopped, is seen
 like any other. A live worker is judged only after two equal readings at least 50 ms apart: one reading may
-have met it half-way through a change. With the second it is condemned and the stacks of all its threads are
-asked for; it is killed at the next look, and they are logged and kept with the task.
+have met it half-way through a change. At the first the loop is asked where the coroutines wait; with the
+second the worker is condemned, and the stacks of all its threads are asked for; it is killed at the next
+look, and what they have written is logged and kept with the task.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class Overruns:
                 more=max(len(slots) - 100, 0),
             )
             if worker.ready_at is not None and not worker.killed:
+                worker.stacks.clear()
                 worker.stacks.ask(worker.child)
+                worker.link.send({"t": "stacks", "entries": []})
                 self._described.append(worker)
         self.due_at = now + _SECOND_LOOK_S
 
@@ -113,10 +116,12 @@ class Overruns:
         if finding != watch.finding:
             watch.finding, watch.found_at = finding, now
             self._names.ask(finding[1])
+            worker.stacks.clear()
+            worker.link.send({"t": "stacks", "entries": sorted(finding[1])[:20]})
         elif now - watch.found_at >= _APART_S:
             # From here on its death is ours, also if it dies of the dump.
             worker.condemn(*finding)
-            worker.stacks.ask(worker.child, of_all_threads=True)
+            worker.stacks.ask_all(worker.child)
             self._condemned.append((worker, now, finding))
         return True
 
@@ -163,6 +168,7 @@ class Overruns:
                 log.warning("event loop turns again", worker=worker.spec.index)
             watch.is_reported, watch.asked_at = False, None
         elif watch.asked_at is None:
+            worker.stacks.clear()
             worker.stacks.ask(worker.child)
             watch.asked_at = now
             current = worker.board.current

@@ -2,7 +2,8 @@
 
 The worker's ``faulthandler`` writes into a memory file that was made before the fork: on two signals when the
 supervisor asks, on a fatal signal by itself. The supervisor reads it with pread; nothing in the worker has to
-run for that but a C signal handler.
+run for that but a C signal handler. Coroutines that wait are in no thread's stack: the worker's loop adds
+theirs, if it turns.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ class Stacks:
         """Raises OSError."""
         return cls(os.memfd_create(name, os.MFD_CLOEXEC))
 
-    def ask(self, child: Child, *, of_all_threads: bool = False) -> None:
-        """Has the worker write its stack; :meth:`read` shows it some milliseconds later.
-
-        ``of_all_threads`` only for one that is about to be killed, for it may not survive that.
-        """
+    def clear(self) -> None:
+        """Before something is asked for."""
         # Both processes share one file offset: reset here, it is reset there.
         os.ftruncate(self.fd, 0)
         os.lseek(self.fd, 0, os.SEEK_SET)
-        child.send(process.ALL_STACKS if of_all_threads else process.STACK)
+
+    def ask(self, child: Child) -> None:
+        """Has the worker write the stack of its main thread; :meth:`read` shows it milliseconds later."""
+        child.send(process.STACK)
+
+    def ask_all(self, child: Child) -> None:
+        """Of all threads: only just before a kill, for the worker may not survive it."""
+        child.send(process.ALL_STACKS)
 
     def read(self) -> str:
         """What has been written, most recent call first, without threads that wait for work."""

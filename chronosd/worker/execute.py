@@ -125,10 +125,10 @@ class _Stepped:
     That is how the supervisor knows which task blocks the loop, or took the process down.
     """
 
-    __slots__ = ("_cells", "_coroutine", "_mark")
+    __slots__ = ("_cells", "_mark", "coroutine")
 
     def __init__(self, coroutine: Any, cells: memoryview[int], mark: int) -> None:
-        self._coroutine = coroutine
+        self.coroutine = coroutine
         self._cells = cells
         self._mark = mark
 
@@ -145,7 +145,7 @@ class _Stepped:
         cells = self._cells
         cells[_CURRENT] = self._mark
         try:
-            return self._coroutine.send(value)
+            return self.coroutine.send(value)
         finally:
             cells[_CURRENT] = 0
 
@@ -157,12 +157,12 @@ class _Stepped:
         if len(error) > 2 and error[2] is not None and isinstance(value, BaseException):
             value = value.with_traceback(error[2])
         try:
-            return self._coroutine.throw(value)
+            return self.coroutine.throw(value)
         finally:
             cells[_CURRENT] = 0
 
     def close(self) -> None:
-        self._coroutine.close()
+        self.coroutine.close()
 
 
 class Threads:

@@ -22,6 +22,7 @@ from chronosd.errors import ConfigError
 from chronosd.handlers import HandlerImportError, Registry
 from chronosd.link import WorkerSpec
 from chronosd.outcome import describe
+from chronosd.worker import suspended
 from chronosd.worker.execute import GAP_S, Cancelled, Executor, hide
 from chronosd.worker.fetch import BODY_S, Fetcher
 
@@ -236,6 +237,10 @@ class _Process:
                 if fetcher is not None:
                     (fetcher.quiet if self._quiet else fetcher.resume)()
                     self._cells[Cell.STATE] = fetcher.show_state()
+            case "stacks" if fetcher is not None and self._spec.stack_fd is not None:
+                named = {(queue, entry) for queue, entry in message["entries"]}
+                text = suspended.stacks(fetcher.executor.running, named)
+                os.write(self._spec.stack_fd, text.encode("utf-8", "backslashreplace"))
             case "lost" if fetcher is not None:
                 fetcher.lost([(queue, entry) for queue, entry in message["entries"]])
 

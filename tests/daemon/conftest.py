@@ -1,4 +1,4 @@
-"""Workers without a supervisor."""
+"""Workers without a supervisor; a client, and a look at the queue ``default``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,21 @@ from typing import Any
 import pytest
 import redis as redis_py
 
+from chronosd import Client
 from tests.conftest import connect
+from tests.support.queue_view import QueueView
 from tests.support.worker import WorkerProcess
+
+
+@pytest.fixture
+def client(redis_url: str, namespace: str) -> Iterator[Client]:
+    with Client(redis_url, namespace=namespace) as one:
+        yield one
+
+
+@pytest.fixture
+def queue(redis: redis_py.Redis, namespace: str) -> QueueView:
+    return QueueView(redis, namespace)
 
 
 @pytest.fixture

@@ -143,45 +143,6 @@ def test_a_drain_lets_running_tasks_finish_and_starts_none(
 # -- leases and overruns --------------------------------------------------------------------------------
 
 
-def test_a_handler_that_blocks_the_loop_past_the_lease_runs_once(daemon: Make, client: Client) -> None:
-    one = daemon(
-        workers=2, recover_min_idle="1s", heartbeat_interval="200ms", recover_interval="200ms"
-    ).start()
-    task = client.enqueue("block", {"sleep": 4.0})
-    wait_ended(one, task.id, timeout_s=15)
-    assert one.ledger.starts()[task.id] == 1
-    assert one.stop() == 0
-
-
-def test_a_sync_handler_past_its_timeout_is_ended_with_its_worker_and_siblings_are_not_charged(
-    daemon: Make, client: Client
-) -> None:
-    one = daemon(
-        workers=1,
-        kill_grace="200ms",
-        handlers="""
-        import time
-        from chronosd import Task
-        def hang(task: Task[dict]) -> None:
-            time.sleep(600)
-        """,
-        config={
-            "handlers": {
-                "hang": {"import": "handlers:hang", "timeout": "1s"},
-                "count": "tests.support.jobs:count",
-            }
-        },
-    ).start()
-    sibling = client.enqueue("count", {"sleep": 4.0}, max_retry=0)
-    wait_started(one, sibling.id)
-    client.enqueue("hang", {}, max_retry=0)
-    wait_started(one, sibling.id, 2, timeout_s=15)
-    assert [entry.attempt for entry in one.ledger.entries("start")] == [1, 1]
-    wait_ended(one, sibling.id)
-    (killed,) = one.log_records("worker killed")
-    assert killed["reason"] == "a task ran past its timeout"
-
-
 def test_a_blocked_loop_is_reported_with_its_stack(daemon: Make, client: Client) -> None:
     one = daemon().start()
     task = client.enqueue("block", {"sleep": 7.0})

@@ -1,0 +1,43 @@
+"""Where async handlers are that wait: no thread's stack shows a coroutine that is suspended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+from chronosd.worker.execute import Run
+
+_MOST_RUNS = 50
+_MOST_FRAMES = 50
+
+
+def stacks(runs: Iterable[Run], entries: Collection[tuple[str, str]]) -> str:
+    """The stacks of the runs of these entries (queue name, entry id) that are suspended; of any, if none are
+    named. In the form of faulthandler's, most recent call first.
+    """
+    parts: list[str] = []
+    for run in runs:
+        if run.aio is None or (entries and (run.message.queue, run.entry.decode()) not in entries):
+            continue
+        frames = list(_frames(run.aio.get_coro()))[:_MOST_FRAMES]
+        lines = [f'  File "{f.f_code.co_filename}", line {f.f_lineno} in {f.f_code.co_name}' for f in frames]
+        title = f"Task {run.message.id} of kind {run.message.kind}, waiting (most recent call first):"
+        parts.append("\n".join([title, *reversed(lines)]) + "\n\n")
+        if len(parts) == _MOST_RUNS:
+            break
+    return "".join(parts)
+
+
+def _frames(awaited: Any) -> Iterator[FrameType]:
+    """From the outermost coroutine to what it finally waits in, through all that awaits something else."""
+    while awaited is not None:
+        for prefix in ("cr", "gi", "ag"):
+            frame = getattr(awaited, f"{prefix}_frame", None)
+            if frame is not None:
+                yield frame
+                following = "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await"
+                awaited = getattr(awaited, following, None)
+                break
+        else:
+            awaited = getattr(awaited, "coroutine", None)
