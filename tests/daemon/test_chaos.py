@@ -63,6 +63,14 @@ def errors(inspector: Inspector) -> list[Finding]:
     return [finding for finding in inspector.examine(deep=True).findings if finding.is_error]
 
 
+def misplaced(inspector: Inspector) -> list[str]:
+    """What must not be even for an instant; while a daemon starts, tasks may well be late."""
+    try:
+        return [finding.line for finding in errors(inspector) if finding.code not in ("late", "stuck")]
+    except BrokerError:
+        return []
+
+
 def drained(inspector: Inspector) -> bool:
     stats = [inspector.queue_stats(name) for name in QUEUES]
     return not any(one.pending + one.active + one.scheduled + one.retry for one in stats)
@@ -83,11 +91,6 @@ def test_nothing_is_lost_and_nothing_repeats_without_a_cause(
         Inspector(fresh_server.url, namespace=namespace, timeout=10) as inspector,
         connect(fresh_server.url) as redis,
     ):
-
-        def examine() -> None:
-            with contextlib.suppress(BrokerError):
-                wrong.extend(finding.line for finding in errors(inspector))
-
         daemon.start()
         load = Load(fresh_server.url, namespace, rate=250)
         boards = Boards(daemon.runtime_dir)
@@ -95,7 +98,7 @@ def test_nothing_is_lost_and_nothing_repeats_without_a_cause(
         watchers = [
             Often(boards.look, 0.001),
             Often(lambda: wrong.extend(named_twice(redis, namespace)), 0.02),
-            Often(examine, 1.0),
+            Often(lambda: wrong.extend(misplaced(inspector)), 1.0),
         ]
         disaster = Disaster(daemon, fresh_server, directory)
         for thread in (load, *watchers):
@@ -105,7 +108,7 @@ def test_nothing_is_lost_and_nothing_repeats_without_a_cause(
         finally:
             for thread in (load, *watchers):
                 thread.finish()
-        wait_until(lambda: drained(inspector), timeout_s=20, what=f"all done ({daemon.log_path})")
+        wait_until(lambda: drained(inspector), timeout_s=60, what=f"all done ({daemon.log_path})")
         assert errors(inspector) == []
         assert daemon.run_command("doctor", "--deep", "-c", str(daemon.config_path)).returncode == 0
         assert daemon.stop() == 0

@@ -172,8 +172,8 @@ class Disaster:
                 self._kill(random.choice(workers), "SIGKILL from outside")
             case "freeze" if workers:
                 self._freeze(random.choice(workers), random.choice((0.02, 0.2, 0.5, 1.2, 2.5)), now)
-            case "kill supervisor" if now >= self._restart_at:
-                self._restart_at = now + 3.0
+            case "kill supervisor" if now >= self._restart_at and self._is_up:
+                self._restart_at = now + 4.0
                 self._kill(self.daemon.pid, "supervisor killed from outside")
             case "freeze supervisor":
                 self._freeze(self.daemon.pid, random.choice((0.1, 0.5, 1.5)), now)
