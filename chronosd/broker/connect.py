@@ -9,7 +9,6 @@ since only this project knows which of its commands may be sent twice.
 from __future__ import annotations
 
 import re
-import socket
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from redis.connection import parse_url
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from chronosd.broker.addresses import look_up
 from chronosd.broker.replies import classify, with_code
 from chronosd.broker.sockets import Deadline, TcpConnection, TlsConnection, UnixConnection, tls_context
 from chronosd.errors import BrokerError, BrokerUnavailable, ConfigError, Trouble
@@ -161,10 +161,9 @@ def probe(url: str, password: str | None, timeout_s: float) -> str:
     addresses = [""]
     if not target.path:
         try:
-            found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            addresses = look_up(target.host, target.port)
         except OSError as error:
             raise BrokerUnavailable(f"{target.label}: {error.strerror or error}") from None
-        addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
     last: BrokerError = BrokerUnavailable(f"{target.label}: no address")
     for address in addresses:
         link = connection(target, deadline, address=address)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import hiredis
 from redis.exceptions import RedisError, ResponseError
 
+from chronosd.broker.addresses import remember
 from chronosd.broker.commands import Command, Steps
 from chronosd.broker.connect import Target, connection, parse, translate
 from chronosd.broker.replies import merge, missing_scripts, results_of, scripts_of, single, with_code
@@ -66,6 +67,8 @@ class SyncRunner:
         self.target: Target = parse(url, password)
         self.timeout_s = timeout_s
         self._address = address
+        if address:
+            remember(self.target.host, self.target.port, [address])
         self._client_name = client_name
         self._idle: deque[tuple[Any, Deadline]] = deque()  # its pop and append are atomic
         self._pid = os.getpid()

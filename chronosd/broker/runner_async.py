@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import hiredis
 from redis.exceptions import RedisError
 
+from chronosd.broker.addresses import resolve
 from chronosd.broker.commands import Command, Steps
 from chronosd.broker.connect import Target, parse, translate
 from chronosd.broker.replies import classify, merge, missing_scripts, results_of, scripts_of, single
@@ -114,19 +115,12 @@ class AsyncRunner:
             return wire
 
     async def _connect(self) -> Wire:
-        loop, target, wire = asyncio.get_running_loop(), self.target, Wire()
+        target, wire = self.target, Wire()
         try:
             if target.path:
-                await loop.create_unix_connection(lambda: wire, target.path)
+                await asyncio.get_running_loop().create_unix_connection(lambda: wire, target.path)
             else:
-                tls = target.ssl_context() if target.scheme == "rediss" else None
-                await loop.create_connection(
-                    lambda: wire,
-                    target.host,
-                    target.port,
-                    ssl=tls,
-                    server_hostname=target.host if tls else None,
-                )
+                await self._connect_tcp(wire)
             for words in target.handshake(self._client_name):
                 (reply,) = await wire.send(hiredis.pack_command(words), 1)
                 if isinstance(reply, Exception) and words[0] != "CLIENT":
@@ -137,6 +131,24 @@ class AsyncRunner:
             wire.fail(error if isinstance(error, Exception) else ConnectionError("cancelled"))
             raise
         return wire
+
+    async def _connect_tcp(self, wire: Wire) -> None:
+        target = self.target
+        tls = target.ssl_context() if target.scheme == "rediss" else None
+        addresses = await resolve(target.host, target.port)
+        for tried, address in enumerate(addresses, 1):
+            try:
+                await asyncio.get_running_loop().create_connection(
+                    lambda: wire,
+                    address,
+                    target.port,
+                    ssl=tls,
+                    server_hostname=target.host if tls else None,
+                )
+                return
+            except OSError:
+                if tried == len(addresses):
+                    raise
 
     @staticmethod
     async def _converse(wire: Wire, commands: Sequence[Command[Any]], at: float) -> list[Any]:
