@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from chronosd.broker import audit, inspect
-from chronosd.broker.audit import Expected, Finding
 from chronosd.broker.census import Census
+from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
 from chronosd.broker.runner import SyncRunner
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
@@ -152,6 +152,7 @@ class Inspector:
         given = expected or Expected()
         server = self.server_info()
         findings = audit.server_findings(server)
+        findings += self._runner.drive(audit.disagreements(self._namespace, given.recover_min_idle_s))
         names = self._names(given)
         census = None
         if deep:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from shlex import quote
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chronosd.broker import server
 from chronosd.broker.commands import Command, Steps, plain, text
+from chronosd.broker.finding import Expected, Finding, redis_cli
 from chronosd.broker.inspect import list_tasks
 from chronosd.broker.keys import GROUP, Namespace, QueueKeys
 from chronosd.broker.server import ServerInfo
@@ -34,48 +34,6 @@ _AHEAD = 100
 """Tasks of each state whose kinds are looked at."""
 _NAMED = 20
 """Findings of one sort that are told one by one; the rest are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong, or that will go wrong."""
-
-    code: str
-    """What sort it is, for programs; a word that does not change."""
-    problem: str
-    remedy: str
-    """What to do about it, as a command where there is one."""
-    queue: str = ""
-    task_id: str = ""
-    is_error: bool = True
-    """False for a warning: nothing is lost or stuck by it yet, or it mends itself."""
-
-    @property
-    def line(self) -> str:
-        """All of it in one line."""
-        where = f"queue {self.queue}: " if self.queue else ""
-        task = f"task {self.task_id}: " if self.task_id else ""
-        return f"{where}{task}{self.problem}; {self.remedy}"
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a configuration says of a queue. ``kinds`` is None where nobody knows which kinds there are."""
-
-    recover_min_idle_s: float = 30.0
-    recover_interval_s: float = 15.0
-    queues: Collection[str] | None = None
-    kinds: Collection[str] | None = None
-
-    @property
-    def stuck_s(self) -> float:
-        """An entry whose lease is older than this has been recovered, if there is anybody to do it."""
-        return 2 * self.recover_min_idle_s + self.recover_interval_s
-
-
-def redis_cli(*words: object) -> str:
-    """A command for an operator's shell, whatever is in the words."""
-    return "redis-cli " + " ".join(quote(str(word)) for word in words)
 
 
 def server_findings(info: ServerInfo) -> list[Finding]:
@@ -110,6 +68,30 @@ def server_findings(info: ServerInfo) -> list[Finding]:
     return found
 
 
+def disagreements(namespace: Namespace, configured_s: float | None) -> Steps[list[Finding]]:
+    """Daemons whose ``recover_min_idle`` is not that of all others, and of the configuration at hand.
+
+    Raises BrokerError.
+    """
+    (now,) = _checked((yield [server.time()]))
+    (running,) = yield [server.heard_of(namespace, now - 3 * server.ANNOUNCED_EVERY_S)]
+    if isinstance(running, BrokerError):
+        return []  # not ours, whatever it is
+    values = sorted({*running.values(), *([] if configured_s is None else [configured_s])})
+    if len(values) < 2 or not running:
+        return []
+    told = [f"{name} {format_duration(value)}" for name, value in sorted(running.items())]
+    if configured_s is not None:
+        told.append(f"the configuration here {format_duration(configured_s)}")
+    return [
+        Finding(
+            "min-idle-differs",
+            f"recover_min_idle is not the same everywhere ({', '.join(told)}): running tasks are taken over",
+            "set it to the same value in every configuration and restart those daemons",
+        )
+    ]
+
+
 def checkup(namespace: Namespace, queue: QueueKeys, expected: Expected) -> Steps[list[Finding]]:
     """Looks at one queue as a whole. Raises BrokerError."""
     keys = (queue.stream, *queue.sets)
@@ -119,7 +101,7 @@ def checkup(namespace: Namespace, queue: QueueKeys, expected: Expected) -> Steps
                 *(plain("TYPE", key, parse=text) for key in keys),
                 plain("SISMEMBER", namespace.queues, queue.name),
                 plain("SISMEMBER", namespace.paused, queue.name),
-                plain("TIME", parse=lambda reply: int(reply[0]) + int(reply[1]) / 1e6),
+                server.time(),
             ]
         )
     )

@@ -6,6 +6,7 @@ queue share a cluster slot):
 ==========================  ======  ============================================================
 ``P:queues``                set     every queue name ever enqueued to
 ``P:paused``                set     names of paused queues
+``P:daemons``               zset    ``name recover_min_idle_ms``; score = last heard of, unix seconds
 ``P:{Q}:stream``            stream  ready tasks; each entry has one field, ``task_id``
 ``P:{Q}:t:<id>``            hash    ``msg`` (JSON), ``state`` (number), and :class:`Field`'s
 ``P:{Q}:scheduled``         zset    waiting for a first attempt; score = due, unix seconds
@@ -123,6 +124,11 @@ class Namespace:
     def paused(self) -> str:
         """Set of paused queue names."""
         return f"{self.prefix}:paused"
+
+    @property
+    def daemons(self) -> str:
+        """Sorted set of the daemons that run, with what all of them must agree on. Ours alone."""
+        return f"{self.prefix}:daemons"
 
     def queue(self, name: str) -> QueueKeys:
         """The keys of queue ``name``. Raises InvalidTask for a name that cannot be one."""

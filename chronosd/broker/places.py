@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chronosd.broker.audit import Finding, redis_cli
 from chronosd.broker.commands import REPLY_BYTES, Command, call, script, text
+from chronosd.broker.finding import Finding, redis_cli
 from chronosd.broker.keys import GROUP, QueueKeys
 from chronosd.states import SET_STATES, WAITING_SETS, State
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from chronosd.broker.commands import BATCH, Command, call, plain, script, text
-from chronosd.broker.keys import GROUP, QueueKeys
+from chronosd.broker.keys import GROUP, Namespace, QueueKeys
+
+ANNOUNCED_EVERY_S = 5.0
+"""How often a daemon says that it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +61,19 @@ def held(queue: QueueKeys, consumer: str, count: int = BATCH) -> Command[list[st
     """Up to ``count`` entries that are pending for a consumer, oldest first."""
     words = ("XPENDING", queue.stream, GROUP, "-", "+", count, consumer)
     return plain(*words, parse=lambda reply: [text(item[0]) for item in reply])
+
+
+def announce(namespace: Namespace, name: str, recover_min_idle_s: float) -> Command[int]:
+    """Says that a daemon runs and after how long it takes over what others have not renewed."""
+    said = f"{name} {round(recover_min_idle_s * 1000)}"
+    return call(script("announce"), (namespace.daemons,), [said], int)
+
+
+def heard_of(namespace: Namespace, since: float) -> Command[dict[str, float]]:
+    """Daemons that were heard of since that instant (unix seconds), with their ``recover_min_idle`` in s."""
+
+    def parse(reply: Any) -> dict[str, float]:
+        pairs = (text(member).rpartition(" ") for member in reply)
+        return {name: int(ms) / 1000 for name, _, ms in pairs if ms.isdecimal()}
+
+    return plain("ZRANGEBYSCORE", namespace.daemons, f"{since:.0f}", "+inf", parse=parse)

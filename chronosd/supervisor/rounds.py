@@ -14,6 +14,7 @@ from chronosd.config.schema import Config
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
 from chronosd.retry import backoff
+from chronosd.supervisor.announcer import Announcer
 from chronosd.supervisor.burst import Burst
 from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.forwarder import Forwarder
@@ -90,6 +91,7 @@ class Rounds:
             Step(Strays(namespace, self._queues, workers, config.heartbeat_interval), now=now),
             Step(recoverer, now=now),
             Step(Janitor(queues, config.janitor), now=now),
+            Step(Announcer(namespace, incarnation.name, config.recover_min_idle), now=now),
         ]
         self._burst = Burst(queues) if is_burst else None
         if self._burst is not None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from chronosd.broker import consume, enqueue
-from chronosd.broker.audit import Expected, server_findings
+from chronosd.broker import consume, enqueue, server
+from chronosd.broker.audit import server_findings
+from chronosd.broker.finding import Expected
 from chronosd.broker.keys import GROUP
 from chronosd.broker.server import ServerInfo
 from chronosd.client import Client
@@ -313,3 +314,22 @@ def test_a_busy_queue_is_sound(bench: Bench, inspector: Inspector, bench_url: st
         over.set()
         thread.join()
     assert deep(inspector).tasks == 3000
+
+
+def test_daemons_that_do_not_agree_on_recover_min_idle_are_named(bench: Bench, inspector: Inspector) -> None:
+    in_every_place(bench)
+    bench.run(server.announce(bench.namespace, "one-1", 30.0))
+    assert codes(inspector.examine(expected=Expected(recover_min_idle_s=30.0))) == []
+    assert codes(inspector.examine(expected=Expected(recover_min_idle_s=60.0))) == ["min-idle-differs"]
+    bench.run(server.announce(bench.namespace, "two-1", 90.0))
+    (finding,) = (f for f in inspector.examine().findings if f.code == "min-idle-differs")
+    assert "one-1 30s, two-1 1m30s" in finding.problem
+    bench.redis.zadd(bench.namespace.daemons, {"two-1 90000": time.time() - 60})  # gone since
+    assert codes(inspector.examine()) == []
+
+
+def test_a_daemon_that_is_gone_for_long_is_forgotten(bench: Bench) -> None:
+    assert bench.run(server.announce(bench.namespace, "old", 30.0)) == 1
+    bench.redis.zadd(bench.namespace.daemons, {"old 30000": time.time() - 4000})
+    assert bench.run(server.announce(bench.namespace, "new", 30.0)) == 1
+    assert 0 < bench.redis.ttl(bench.namespace.daemons) <= 3600

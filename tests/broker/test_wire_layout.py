@@ -36,6 +36,7 @@ def test_the_keys_are_frozen() -> None:
     assert {
         "queues": namespace.queues,
         "paused": namespace.paused,
+        "daemons": namespace.daemons,
         "stream": queue.stream,
         "task": queue.task("id"),
         "sets": queue.sets,
@@ -44,6 +45,7 @@ def test_the_keys_are_frozen() -> None:
     } == {
         "queues": "ns:queues",
         "paused": "ns:paused",
+        "daemons": "ns:daemons",
         "stream": "ns:{q}:stream",
         "task": "ns:{q}:t:id",
         "sets": ("ns:{q}:scheduled", "ns:{q}:retry", "ns:{q}:archived", "ns:{q}:completed"),
