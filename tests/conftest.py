@@ -31,6 +31,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--chaos-seconds", type=float, default=20.0, metavar="S", help="how long the chaos test runs (20)"
     )
+    parser.addoption(
+        "--poison-rounds", type=int, default=1, metavar="N", help="segfaults beside each load (1)"
+    )
+    parser.addoption(
+        "--ack-rounds", type=int, default=50, metavar="N", help="kills between return and ack (50)"
+    )
+    parser.addoption(
+        "--outage-seconds", type=float, default=3.0, metavar="S", help="how long a server stands still (3)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +50,27 @@ def pytest_configure(config: pytest.Config) -> None:
 def chaos_seconds(request: pytest.FixtureRequest) -> float:
     """How long the chaos test makes trouble."""
     seconds: float = request.config.getoption("--chaos-seconds")
+    return seconds
+
+
+@pytest.fixture
+def poison_rounds(request: pytest.FixtureRequest) -> int:
+    """How often a segfaulting task is put beside good ones."""
+    rounds: int = request.config.getoption("--poison-rounds")
+    return rounds
+
+
+@pytest.fixture
+def ack_rounds(request: pytest.FixtureRequest) -> int:
+    """How often a worker is killed between its handler's return and the acknowledgement."""
+    rounds: int = request.config.getoption("--ack-rounds")
+    return rounds
+
+
+@pytest.fixture
+def outage_s(request: pytest.FixtureRequest) -> float:
+    """How long a server stands still under running tasks."""
+    seconds: float = request.config.getoption("--outage-seconds")
     return seconds
 
 

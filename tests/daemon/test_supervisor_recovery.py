@@ -212,23 +212,6 @@ def test_entries_that_another_hosts_dead_worker_held_are_taken_over(
     wait_ended(one, task.id, timeout_s=15)
 
 
-def test_live_entries_are_not_taken_over_after_redis_was_away(
-    daemon: Make, fresh_server: EmbeddedServer, namespace: str
-) -> None:
-    # While nobody can renew a lease every live entry grows old: an outage is no proof of death.
-    leases = {"recover_min_idle": "1s", "heartbeat_interval": "200ms", "recover_interval": "200ms"}
-    first = daemon(redis_url=fresh_server.url, **leases).start()
-    second = daemon(redis_url=fresh_server.url, **leases).start()
-    client = Client(fresh_server.url, namespace=namespace)
-    task = client.enqueue("count", {"sleep": 8.0})
-    wait_until(lambda: first.ledger.starts() or second.ledger.starts(), what="its start")
-    assert fresh_server.pid is not None
-    with paused(fresh_server.pid):
-        time.sleep(3.0)
-    wait_until(lambda: first.ledger.ends() or second.ledger.ends(), timeout_s=20, what="its end")
-    assert first.ledger.starts()[task.id] + second.ledger.starts()[task.id] == 1
-
-
 @pytest.mark.parametrize("mode", ["mute", "drip", "reset", "swallow", "refuse"])
 def test_a_hostile_redis_delays_neither_reaping_nor_the_end(
     daemon: Make, proxy: Proxy, client: Client, mode: str

@@ -29,13 +29,15 @@ def wait_gone(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
 
 
 @contextlib.contextmanager
-def paused(pid: int) -> Iterator[None]:
-    """Stops process *pid* for the block: it is there, keeps its connections, and answers nothing."""
-    os.kill(pid, signal.SIGSTOP)
+def paused(*pids: int) -> Iterator[None]:
+    """Stops the processes for the block: they are there, keep their connections, and answer nothing."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def adopt_orphans() -> None:

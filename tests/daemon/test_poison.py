@@ -1,0 +1,101 @@
+"""A task that takes its worker down is found out, and those that run beside it do not pay for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from chronosd import Client
+from chronosd.states import State
+from tests.support.daemon import Daemon
+from tests.support.queue_view import QueueView
+from tests.support.waiting import wait_until
+
+SOURCE = """
+import ctypes, os, signal
+from chronosd import Task
+from tests.support.ledger import Ledger
+
+ledger = Ledger.of_environment()
+
+async def segfault(task: Task[dict]) -> None:
+    ledger.write("start", task.id, task.attempt)
+    ctypes.string_at(0)
+
+def in_thread(task: Task[dict]) -> None:
+    ledger.write("start", task.id, task.attempt)
+    ctypes.string_at(0)
+
+async def oom(task: Task[dict]) -> None:
+    ledger.write("start", task.id, task.attempt)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+CONFIG = {
+    "workers": 2,
+    "concurrency": 20,
+    "retry": {"base": "100ms", "cap": "200ms"},
+    "handlers": {
+        **{kind: f"handlers:{kind}" for kind in ("segfault", "in_thread", "oom")},
+        "count": "tests.support.jobs:count",
+    },
+}
+
+
+@pytest.mark.parametrize(("good", "seconds"), [(200, 0.05), (40, 5.0)], ids=["200-of-50ms", "40-of-5s"])
+def test_a_segfault_is_archived_with_its_signals_and_every_task_beside_it_succeeds(
+    daemon: Callable[..., Daemon],
+    client: Client,
+    queue: QueueView,
+    poison_rounds: int,
+    good: int,
+    seconds: float,
+) -> None:
+    """Innocent tasks of the process that crashed had their crash counts raised too, and ended among the dead
+    letters with the culprit."""
+    one = daemon(handlers=SOURCE, config=CONFIG).start()
+    repeats = 0
+    for number in range(1, poison_rounds + 1):
+        before = sum(one.ledger.starts().values())
+        # without a retry to spend: a single charge would be the end of it
+        tasks = [("count", {"sleep": seconds}, {"max_retry": 0})] * good
+        head = [info.id for info in client.enqueue_many(tasks[: good // 2])]
+        poison = client.enqueue("segfault", {}).id
+        ids = {*head, *(info.id for info in client.enqueue_many(tasks[good // 2 :]))}
+        queue.wait_finished(timeout_s=60, what=f"in round {number}:\n{one.log_tail(20)}")
+        assert ids <= set(one.ledger.ends())
+        assert poison in queue.ids(State.ARCHIVED)
+        assert queue.size(State.ARCHIVED) == number, "a good task was archived"
+        assert one.ledger.starts()[poison] == 3
+        evidence = json.loads(queue.field(poison, "evidence") or b"[]")
+        assert [death["signal"] for death in evidence] == [11, 11, 11]
+        assert all("in segfault" in death["stack"] for death in evidence)
+        repeats += sum(one.ledger.starts().values()) - before - good - 3
+    assert {e.attempt for e in one.ledger.entries("start") if e.id in one.ledger.ends()} == {1}
+    deaths = one.log_records("worker died")
+    assert len(deaths) == 3 * poison_rounds
+    assert all(death["tasks"]["charged"] == 1 for death in deaths)
+    print(f"{poison_rounds} rounds, {len(deaths)} deaths, {repeats} uncharged restarts of good tasks")
+    assert one.stop() == 0
+
+
+@pytest.mark.parametrize("kind", ["in_thread", "oom"])
+def test_where_nothing_tells_who_crashed_all_are_suspected_and_only_the_guilty_is_archived(
+    daemon: Callable[..., Daemon], client: Client, queue: QueueView, kind: str
+) -> None:
+    """The board cannot tell which of twenty killed their worker, so all are charged: once back at once, then
+    with a backoff, then each alone. No requeue storm, and nineteen of them succeed."""
+    one = daemon(handlers=SOURCE, config=CONFIG | {"workers": 1}).start()
+    sleepers = {info.id for info in client.enqueue_many([("count", {"sleep": 0.3})] * 19)}
+    wait_until(lambda: len(one.ledger.starts()) == 19, what="the sleepers")
+    poison = client.enqueue(kind, {}).id
+    queue.wait_finished(timeout_s=60, what=f"of all:\n{one.log_tail()}")
+    assert set(one.ledger.ends()) == sleepers
+    assert queue.ids(State.ARCHIVED) == {poison}
+    evidence = json.loads(queue.field(poison, "evidence") or b"[]")
+    assert [death["signal"] for death in evidence] == [9 if kind == "oom" else 11] * 3
+    deaths = one.log_records("worker died")
+    assert len(deaths) == one.ledger.starts()[poison] == 3
+    assert deaths[-1]["tasks"]["running"] == 1, "the last time it ran alone"
+    assert one.stop() == 0
