@@ -36,6 +36,16 @@ def _plain_notice(count: int) -> bytes:
     return b'{"event":"log lines dropped","count":%d}' % count
 
 
+def is_journal(fd: int) -> bool:
+    """Whether what is written to ``fd`` goes to journald, which takes ``<3>`` before a line for its priority."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return False
+    # set by systemd to the device and inode of the stream that goes to the journal
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
 class Sink:
     """Writes whole lines to one descriptor; drops and counts what it does not take at once."""
 
@@ -60,8 +70,7 @@ class Sink:
         _sinks.add(self)
 
     def _open(self, fd: int, status: os.stat_result) -> None:
-        # set by systemd to the device and inode of the stream that goes to the journal
-        self._journal = os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+        self._journal = is_journal(fd)
         if stat.S_ISSOCK(status.st_mode):
             self._socket = socket.socket(fileno=os.dup(fd))
         elif stat.S_ISFIFO(status.st_mode) or os.isatty(fd):

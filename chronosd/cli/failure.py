@@ -17,6 +17,7 @@ from chronosd.errors import (
     ConfigError,
     InvalidTask,
 )
+from chronosd.logsink import is_journal
 
 OK = 0
 RUNTIME = 1
@@ -99,6 +100,8 @@ def _say(lines: Sequence[str], code: int) -> int:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     with contextlib.suppress(OSError):
+        # under systemd this may be all that is known of a start that failed: an error, not a remark
+        priority = "<3>" if is_journal(2) else ""
         for line in lines:
-            print(line, file=sys.stderr)
+            print(f"{priority}{line}", file=sys.stderr)
     return code

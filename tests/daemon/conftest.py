@@ -10,8 +10,11 @@ import pytest
 import redis as redis_py
 
 from chronosd import Client
-from tests.conftest import connect
+from tests.conftest import OF_THE_SESSION, connect
+from tests.support.proxy import Proxy
 from tests.support.queue_view import QueueView
+from tests.support.service import Service
+from tests.support.systemd import Machine, NoSystemd
 from tests.support.worker import WorkerProcess
 
 
@@ -60,3 +63,35 @@ def worker(
         one.close()
     for client in clients:
         client.close()
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A private systemd with chronosd installed; where none is to be had, the tests fail and say why."""
+    one = Machine(tmp_path_factory.mktemp("systemd"))
+    try:
+        one.boot()
+    except NoSystemd as error:
+        pytest.fail(str(error), pytrace=False)
+    OF_THE_SESSION.add(one.pid)
+    yield one
+    OF_THE_SESSION.discard(one.pid)
+    one.stop()
+
+
+@pytest.fixture
+def service(machine: Machine, proxy: Proxy, namespace: str) -> Iterator[Callable[..., Service]]:
+    """Makes services: ``service()`` is ``chronosd``, ``service(unit="chronosd@mail")`` an instance.
+
+    They reach the session's server through ``proxy``.
+    """
+    made: list[Service] = []
+
+    def make(unit: str = "chronosd") -> Service:
+        one = Service(machine, redis_url=proxy.url, namespace=namespace, unit=unit)
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.remove()
