@@ -37,7 +37,7 @@ class Group:
 
 GROUPS = {
     "enqueue": Group(bench_rates.enqueue, lambda load: 3),
-    "throughput": Group(bench_rates.throughput, lambda load: 1 + len(load.combinations)),
+    "throughput": Group(bench_rates.throughput, lambda load: load.throughput_figures),
     "ceiling": Group(bench_rates.only_ceiling, lambda load: 1),
     "latency": Group(bench_latency.latency, lambda load: 12),
     "mixed": Group(bench_latency.mixed, lambda load: 1),

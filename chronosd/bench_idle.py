@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from chronosd.bench_figures import Figure
-from chronosd.bench_lab import QUEUES, Lab
+from chronosd.bench_lab import QUEUES, Lab, cpu_s, worker_pids
 from chronosd.bench_load import Load
 
 WORKERS = 4
@@ -36,19 +34,6 @@ def idle(lab: Lab, load: Load) -> Iterator[Figure]:
     yield Figure("idle/round-trips", "1/s", grown("total_reads_processed") / seconds)
     yield Figure("idle/commands", "1/s", grown("total_commands_processed") / seconds)
     yield Figure("memory/worker-private", "MiB", max(private))
-
-
-def worker_pids(daemon: int) -> list[int]:
-    """The daemon's workers; it has other children at times, to try whether Redis answers."""
-    children = psutil.Process(daemon).children()
-    return [one.pid for one in children if " ".join(one.cmdline()).startswith("chronosd: worker")]
-
-
-def cpu_s(pids: list[int]) -> float:
-    """Processor seconds that processes have used, to the nanosecond: the usual counters tick every 10 ms,
-    which is more than an idle process uses in a second."""
-    # the clock id of another process: see clock_getcpuclockid(3) and MAKE_PROCESS_CPUCLOCK in the kernel
-    return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
 
 
 def private_mib(pid: int) -> float:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from chronosd.bench_work import KINDS, VARIABLE, Tally
 from chronosd.broker import consume
 from chronosd.broker.commands import plain, text
@@ -131,3 +133,22 @@ class Lab:
     def _last_words(self) -> str:
         log = (self.folder / "daemon" / "daemon.log").read_text(errors="replace")
         return "the daemon says: " + "".join(log.splitlines()[-1:])[:300]
+
+
+def worker_pids(daemon: int) -> list[int]:
+    """The daemon's workers; it has other children at times, to try whether Redis answers."""
+    found = []
+    for child in psutil.Process(daemon).children():
+        try:
+            if " ".join(child.cmdline()).startswith("chronosd: worker"):
+                found.append(child.pid)
+        except psutil.Error:  # ended meanwhile
+            pass
+    return found
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Processor seconds that processes have used, to the nanosecond: the usual counters tick every 10 ms,
+    which is more than an idle process uses in a second."""
+    # the clock id of another process: see clock_getcpuclockid(3) and MAKE_PROCESS_CPUCLOCK in the kernel
+    return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)

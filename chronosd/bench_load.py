@@ -25,6 +25,11 @@ class Load:
     combinations: tuple[tuple[str, int, int], ...]
     """(``async`` or ``sync``, concurrency, workers)."""
 
+    @property
+    def throughput_figures(self) -> int:
+        """The ceiling, a rate for each combination, and two costs where one worker runs."""
+        return 1 + len(self.combinations) + 2 * sum(1 for _, _, workers in self.combinations if workers == 1)
+
 
 FULL = Load(
     singles=4_000,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from time import perf_counter
 
 from chronosd.bench_ceiling import ceiling
 from chronosd.bench_figures import CEILING, Figure
-from chronosd.bench_lab import NAMESPACE, QUEUE, Lab, payload
+from chronosd.bench_lab import NAMESPACE, QUEUE, Lab, cpu_s, payload, worker_pids
 from chronosd.bench_load import Load
 from chronosd.client import AsyncClient
+from chronosd.errors import ChronosError
 
 CALLERS = 64
 _POLL_S = 0.002
@@ -50,23 +53,45 @@ def throughput(lab: Lab, load: Load) -> Iterator[Figure]:
     top = 0.0
     for sort, concurrency, workers in load.combinations:
         count = load.run_slow if sort == "sync" or concurrency == 1 else load.run
-        rate = run_rate(lab, count, f"bench:{sort}", concurrency, workers)
+        name = f"{sort}/c{concurrency}/w{workers}"
+        run = run_backlog(lab, count, f"bench:{sort}", concurrency, workers)
         if not top:  # beside the first, not after the last: on a shared machine minutes matter
             top = ceiling(lab, load.ceiling)
             yield Figure(CEILING, "tasks/s", top)
-        yield Figure(f"throughput/{sort}/c{concurrency}/w{workers}", "tasks/s", rate, top)
+        yield Figure(f"throughput/{name}", "tasks/s", run.rate, top)
+        if workers == 1:
+            yield Figure(f"cost/{name}/worker", "us/task", run.worker_us)
+            yield Figure(f"cost/{name}/server", "us/task", run.server_us)
 
 
-def run_rate(lab: Lab, count: int, kind: str, concurrency: int, workers: int) -> float:
-    """Tasks a second between the first tenth and the last of ``count``."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a backlog was worked off."""
+
+    rate: float
+    """Tasks a second."""
+    worker_us: float
+    """Processor time of all workers, per task."""
+    server_us: float
+
+
+def run_backlog(lab: Lab, count: int, kind: str, concurrency: int, workers: int) -> Run:
+    """Enqueues ``count`` tasks, then starts a daemon; what it does between the first tenth and the last."""
     lab.clear(count)
     lab.fill(count, kind)
-    first = count // 10
+    assert lab.server.pid is not None
+    server = [lab.server.pid]
     with lab.daemon(workers=workers, concurrency=concurrency) as daemon:
-        began = lab.wait_done(daemon, first, count, _POLL_S)
-        already = lab.tally.done(count)
+        lab.wait_done(daemon, count // 10, count, _POLL_S)
+        pids = worker_pids(daemon.pid)
+        began, first = time.monotonic(), lab.tally.done(count)
+        worker_s, server_s = cpu_s(pids), cpu_s(server)
         ended = lab.wait_done(daemon, count, count, _POLL_S)
-    return (count - max(already, first)) / (ended - began)
+        worker_s, server_s = cpu_s(pids) - worker_s, cpu_s(server) - server_s
+    left = count - first
+    if not left:
+        raise ChronosError(f"{count} tasks are too few: they were run before anybody looked")
+    return Run(left / (ended - began), worker_s / left * 1e6, server_s / left * 1e6)
 
 
 def only_ceiling(lab: Lab, load: Load) -> Iterator[Figure]:

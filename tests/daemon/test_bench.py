@@ -34,11 +34,13 @@ def test_a_quick_bench_tells_every_figure_and_leaves_nothing_behind() -> None:
     assert said["persistence"] == "aof"
     results = said["results"]
     spreads = [f"latency/{queue}" for queue in ("critical", "default", "low")] + ["delayed"]
-    throughput = [f"throughput/{sort}/c{c}/w{w}" for sort, c, w in QUICK.combinations]
+    names = [f"{sort}/c{c}/w{w}" for sort, c, w in QUICK.combinations]
+    throughput = [f"throughput/{name}" for name in names]
     assert set(results) == {
         "ceiling",
         *(f"enqueue/{how}" for how in ("single", "async-64-callers", "many")),
         *throughput,
+        *(f"cost/{name}/{who}" for name in names for who in ("worker", "server")),
         *(f"{name}/{share}" for name in spreads for share in ("p50", "p99", "max")),
         "beside-slow/max",
         "idle/cpu",
