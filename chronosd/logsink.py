@@ -37,7 +37,7 @@ def _plain_notice(count: int) -> bytes:
 
 
 def is_journal(fd: int) -> bool:
-    """Whether what is written to ``fd`` goes to journald, which takes ``<3>`` before a line for its priority."""
+    """Whether ``fd`` is the journal, which takes ``<3>`` before a line for its priority."""
     try:
         status = os.fstat(fd)
     except OSError:

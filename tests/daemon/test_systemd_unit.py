@@ -175,19 +175,6 @@ def test_instances_run_side_by_side_each_with_its_own_file_and_directories(
     assert image.show("ActiveState") == ("active",)
 
 
-def test_an_instance_differs_from_the_single_unit_in_names_only() -> None:
-    def settings(name: str) -> list[str]:
-        lines = (SHIPPED / name).read_text().splitlines()
-        return [line for line in lines if line and not line.startswith("#")]
-
-    single = [
-        line.replace("/etc/chronosd/chronos.yaml", "/etc/chronosd/%i.yaml")
-        for line in settings("chronosd.service")
-    ]
-    names = ("RuntimeDirectory=chronosd", "StateDirectory=chronosd")
-    assert settings("chronosd@.service") == [line + "-%i" if line in names else line for line in single]
-
-
 def test_a_user_made_for_the_run_is_enough(service: MakeService, client: Client) -> None:
     one = service()
     one.drop_in("dynamic", "DynamicUser=yes", "User=chronosd-dynamic", "Group=")

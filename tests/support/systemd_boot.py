@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -60,7 +61,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def check(result: int, what: str) -> None:
     if result != 0:
-        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+        why = os.strerror(ctypes.get_errno())
+        hint = " (a container has to be a privileged one)" if ctypes.get_errno() == errno.EPERM else ""
+        raise OSError(f"{what}: {why}{hint}")
 
 
 def mount(source: str, target: Path, kind: str = "", flags: int = 0, options: str = "") -> None:
