@@ -1,0 +1,86 @@
+"""The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
+
+A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, P, Q
+is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+
+A. Fetch, acknowledgement, pending list
+    1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
+    3    c test_group_a;
+         d test_worker_garbage: an_entry_deleted_while_its_task_runs_is_a_lost_lease_and_no_more
+    4    c test_group_a (one protocol is spoken, by readers of our own, with the compiled parser)
+    6    c test_group_a; d test_worker_garbage: a_payload_of_64_megabytes_...; d test_worker_faults
+    7    c test_group_a; d test_worker_faults: a_hung_server_delays_no_timeout_and_ends_no_task
+    9    c test_group_a; b test_client: a_full_server_refuses_and_an_operator_has_to_act
+    10   c test_group_a; u test_supervisor_incarnation: consumer_names_are_unique_...
+
+B. Recovery and duplicates
+    12   c test_group_b; d test_two_daemons: a_daemon_that_vanished_with_all_it_knew_is_succeeded_by_the_other
+    13   d test_blocked_loops: whatever_blocks_the_loop_for_four_leases_costs_nobody_a_second_run
+    15   c test_group_b
+    16   b test_supervisor_rounds: another_hosts_dead_are_recovered_behind_many_live_entries;
+         b test_settle: the_cursor_is_carried_so_that_orphans_behind_live_entries_are_found
+    18   c test_group_b; b test_sweep: renewal_keeps_leases_and_counts_no_delivery
+    19   b test_sweep: a_dead_consumer_is_deleted_only_when_nothing_is_pending_for_it;
+         b test_supervisor_rounds: an_estate_is_settled_again_and_again_and_the_consumer_deleted_at_the_last;
+         d test_frozen: a_worker_frozen_alone_keeps_its_leases
+    21   d test_killed_workers: twenty_thousand_tasks_survive_a_worker_killed_every_300_ms
+    22   c test_group_b; b test_settle: a_stale_snapshot_moves_nothing
+    24   d test_supervisor_recovery: a_killed_workers_task_runs_again_at_once_and_is_charged;
+         tests/bench/recovery.py measures it
+    25   c test_group_b; d test_finished; d test_chaos
+    27   b test_runner_sync, test_runner_async: only_what_may_be_repeated_is_sent_again_over_a_new_connection;
+         b test_enqueue: a_resend_of_the_same_call_stores_nothing_twice;
+         d test_worker_faults: lost_replies_under_load_neither_lose_strand_nor_repeat_a_task
+
+E. Retry, backoff, dead letter
+    57   d test_poison
+    58   c test_group_e; d test_stop: what_still_runs_at_shutdown_timeout_is_handed_back_uncharged
+    60   c test_group_e; u test_outcome: a_delay_out_of_range_is_clamped, a_delay_that_is_no_duration_...;
+         u test_retry
+    61   u test_outcome: every_exception_becomes_a_bounded_text_that_utf8_can_hold;
+         d test_worker_exceptions: whatever_a_handler_raises_fails_its_task_with_a_safe_text
+    63   d test_worker_garbage: an_unknown_kind_is_put_off_and_runs_once_somebody_knows_it,
+         an_unknown_kind_is_archived_after_a_day_uncharged
+    64   c test_group_e; b test_supervisor_rounds: the_janitor_deletes_until_the_limits_are_met;
+         b test_settle: a_task_whose_retries_are_spent_is_archived_with_the_cause_or_discarded
+         (to run a dead letter again is not built yet)
+
+P. Sync handlers and blocking the loop
+    156  d test_overruns
+    157  c test_group_p; d test_worker_exceptions: the_timeout_counts_from_the_start_of_the_handler,
+         as_many_sync_handlers_run_at_once_as_concurrency_says
+    159  c test_group_p; d test_overruns;
+         d test_worker_exceptions: a_timeout_that_the_handler_turns_into_something_else_is_still_a_timeout
+    160  d test_overruns: a_stuck_thread_takes_no_capacity_for_good
+
+Q. Shutdown
+    162  d test_stop: after_sigterm_nothing_starts_what_runs_finishes_and_the_rest_goes_back
+    163  d test_stop: tasks_in_full_flow_stop_anywhere_and_none_is_lost_or_late
+    165  d test_killed_daemon: a_kill_during_the_hand_back_neither_loses_nor_multiplies_tasks
+    166  c test_group_q;
+         d test_supervisor_process: a_drain_ends_with_a_kill_of_the_worker_that_does_not_heed_it,
+         a_second_int_ends_a_drain_now, a_stopped_worker_is_continued_so_that_it_can_drain,
+         orphans_are_reaped_and_their_exit_code_means_nothing
+         ([choice] a second TERM does not shorten a drain, for `timeout` and init programs send two; a second
+         INT does)
+    168  c test_group_q; d test_supervisor_recovery: a_stop_that_redis_missed_is_made_good_at_the_next_start
+
+Weak spots of chronos-go, by their numbers
+    1    d test_stop: tasks_in_full_flow_stop_anywhere_and_none_is_lost_or_late
+    2    c test_group_e: e58_a_restart_that_gives_it_time_does_not_even_interrupt_it
+    7    c test_weak_spots
+    8    d test_frozen: a_host_that_wakes_up_late_...; d test_worker_leases: a_late_end_of_a_stale_owner_...
+    9    c test_group_b (22); b test_settle: a_stale_snapshot_moves_nothing
+    11   b test_sweep: the_lock_of_a_running_task_is_lengthened_for_its_owner_and_never_shortened
+    12   c test_weak_spots; b test_fetch: an_id_that_is_in_the_stream_twice_runs_once_at_a_time
+    15   d test_worker_garbage: messages_that_cannot_be_read_are_archived_as_they_are_with_the_reason;
+         b test_settle: an_undecodable_message_is_archived_as_it_is_with_the_reason
+    16   as case 16
+    17   d test_redis_restarts: after_flushall_the_groups_are_back_within_two_seconds_and_nothing_spins
+    22   c test_weak_spots; d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_...
+    24   d test_worker_garbage: odd_but_readable_messages_run
+    25   c test_group_e (64); b test_settle: a_task_whose_retries_are_spent_...
+    29   d test_overruns (a hung handler); u test_supervisor_steps:
+         a_fault_in_the_work_backs_the_step_off_and_does_not_count_as_progress (nothing of the user's runs
+         in the supervisor)
+"""
