@@ -104,6 +104,8 @@ class Fetcher:
         self._reconnect = False
         self._troubles = Troubles(board.queues)
         self._failures = 0
+        self.answered_at = 0.0
+        """Monotonic instant of the last reply to a cycle."""
         self._rate = 0.0  # tasks ended a second, lately
         self._held_s = 0.0  # how long a task held its slot, lately
         self._held_ns = 0
@@ -294,9 +296,9 @@ class Fetcher:
                 hide(self._block_task)
             else:
                 wait_s = min(wait_s, POLL_S)
+        self._wake.clear()  # before the await: what happens during it has to wake us
         if self._draining and self._block_task is not None:
             await self._unblock()
-        self._wake.clear()
         if self._sendable(resting) or (self._draining and self._idle()):
             return
         # The blocking read may not have reached the server when it was told to end: it is told again.
@@ -745,6 +747,7 @@ class Fetcher:
 
     def _recovered(self) -> None:
         self._failures = 0
+        self.answered_at = time.monotonic()
         if self._troubles.over("redis"):
             _log.info("redis is back", server=self._cycle.target.label)
 

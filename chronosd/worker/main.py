@@ -40,6 +40,9 @@ UNSAID_S = 0.5
 stands on the board, and the supervisor, or its successor, settles it. With the supervisor's own last
 attempts it has to stay below 2 s: no Redis may make a stop take longer than that."""
 
+UNSAID_MOST_S = 1.5
+"""As long if Redis answers: it may be slow, or not take it (a key of the wrong type)."""
+
 _log = log.get_logger("chronosd.worker")
 
 
@@ -191,8 +194,10 @@ class _Process:
             await asyncio.wait((cycles,), timeout=0.05)
             now = time.monotonic()
             silent_since = None if fetcher.busy else silent_since or now
-            if silent_since is not None and now - silent_since > UNSAID_S:
-                _log.warning("redis is away: what is unsaid is left to the supervisor")
+            if silent_since is not None and (
+                now - max(silent_since, fetcher.answered_at) > UNSAID_S or now - silent_since > UNSAID_MOST_S
+            ):
+                _log.warning("redis does not take it: what is unsaid is left to the supervisor")
                 break
             if self._drain_by is not None and now >= self._drain_by:
                 if cut_at is None:

@@ -30,14 +30,12 @@ def stacks(runs: Iterable[Run], entries: Collection[tuple[str, str]]) -> str:
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
-    """From the outermost coroutine to what it finally waits in, through all that awaits something else."""
+    """From the outermost coroutine to the one that waits, as far as each tells what it awaits."""
     while awaited is not None:
-        for prefix in ("cr", "gi", "ag"):
-            frame = getattr(awaited, f"{prefix}_frame", None)
-            if frame is not None:
-                yield frame
-                following = "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await"
-                awaited = getattr(awaited, following, None)
+        for frame, following in (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom")):
+            if getattr(awaited, frame, None) is not None:
+                yield getattr(awaited, frame)
+                awaited = getattr(awaited, following)
                 break
-        else:
+        else:  # the worker's trampoline, or the end: a future, or an async generator, which tells no more
             awaited = getattr(awaited, "coroutine", None)

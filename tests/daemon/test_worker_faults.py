@@ -121,7 +121,7 @@ def test_a_lost_reply_just_before_a_drain_is_handed_back(worker: Make, proxy: Pr
     proxy.mode = "reset"
     proxy.mode = "pass"
     assert one.drain() == 0
-    assert one.pending() == 0
+    assert one.pending() == 0, one.log_tail()
     assert one.redis.xlen(one.queue.stream) + len(one.ledger.entries()) == 1
 
 
@@ -350,3 +350,14 @@ def test_a_drain_while_redis_is_away_ends_soon_and_leaves_the_rest_on_the_board(
     assert time.monotonic() - began < 4
     assert len(one.ledger.ends()) == 5
     assert [slot.state for slot in one.slots()] == [SlotState.SUCCEEDED] * 5
+
+
+def test_a_drain_does_not_wait_for_ever_for_a_queue_that_takes_nothing(worker: Make) -> None:
+    one = worker(HANDLERS, queues={"a": 3, "b": 2}).start()
+    one.enqueue("awaits", {"s": 0.2}, queue="b")
+    wait_until(lambda: one.slots(SlotState.RUNNING))
+    one.redis.rename(one.queues["b"].stream, "elsewhere:" + one.queues["b"].stream)
+    one.redis.set(one.queues["b"].stream, "not a stream")
+    wait_until(lambda: one.slots(SlotState.SUCCEEDED))
+    assert one.drain(wait_s=10) == 0
+    assert [slot.state for slot in one.slots()] == [SlotState.SUCCEEDED]

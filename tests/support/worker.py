@@ -264,11 +264,13 @@ class WorkerProcess:
         return all(self.redis.xlen(queue.stream) == 0 for queue in self.queues.values())
 
     def wait_settled(self, timeout_s: float = 20.0) -> None:
-        """Waits until nothing is ready and nothing pending in any queue. The worker must live through it."""
+        """Waits until nothing is ready and nothing pending in any queue, and the worker has been told so. It
+        must live through it.
+        """
 
         def done() -> bool:
             assert self.alive, f"the worker ended with {self._status}:\n{self.log_tail()}"
-            return self.settled()
+            return self.settled() and not self.slots()
 
         wait_until(done, timeout_s=timeout_s, what=f"all tasks settled:\n{self.log_tail()}")
         for name in self.queues:
