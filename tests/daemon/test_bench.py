@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from chronosd.bench_load import QUICK
+from tests.support.waiting import wait_until
 
 
 def bench(*words: str, folder: Path, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
@@ -66,6 +69,24 @@ def test_people_get_a_table_and_only_what_they_asked_for() -> None:
     headline, *table = done.stdout.splitlines()
     assert headline.startswith("chronosd ")
     assert [line.split()[0] for line in table if line.strip()] == ["what", "ceiling"]
+
+
+def test_an_interrupted_bench_leaves_nothing_behind() -> None:
+    with tempfile.TemporaryDirectory(prefix="cb") as folder:
+        with subprocess.Popen(
+            [sys.executable, "-m", "chronosd", "bench", "--only", "idle"],
+            env={**os.environ, "TMPDIR": folder},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            wait_until(lambda: list(Path(folder).glob("*/daemon/run/*")), what="a daemon", timeout_s=30)
+            process.send_signal(signal.SIGINT)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.wait(60) == 130
+            assert (process.stdout.read(), process.stderr.read()) == ("", "")
+        assert list(Path(folder).iterdir()) == []
 
 
 @pytest.mark.parametrize("words", [["--only", "everything"], ["--repeat", "0"]])
