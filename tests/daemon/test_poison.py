@@ -14,7 +14,7 @@ from tests.support.queue_view import QueueView
 from tests.support.waiting import wait_until
 
 SOURCE = """
-import ctypes, os, signal
+import ctypes, os, signal, time
 from chronosd import Task
 from tests.support.ledger import Ledger
 
@@ -28,6 +28,11 @@ def in_thread(task: Task[dict]) -> None:
     ledger.write("start", task.id, task.attempt)
     ctypes.string_at(0)
 
+def in_thread_later(task: Task[dict]) -> None:
+    ledger.write("start", task.id, task.attempt)
+    time.sleep(0.5)
+    ctypes.string_at(0)
+
 async def oom(task: Task[dict]) -> None:
     ledger.write("start", task.id, task.attempt)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -37,8 +42,8 @@ CONFIG = {
     "concurrency": 20,
     "retry": {"base": "100ms", "cap": "200ms"},
     "handlers": {
-        **{kind: f"handlers:{kind}" for kind in ("segfault", "in_thread", "oom")},
-        "count": "tests.support.jobs:count",
+        **{kind: f"handlers:{kind}" for kind in ("segfault", "in_thread", "in_thread_later", "oom")},
+        **{kind: f"tests.support.jobs:{kind}" for kind in ("count", "block")},
     },
 }
 
@@ -98,4 +103,20 @@ def test_where_nothing_tells_who_crashed_all_are_suspected_and_only_the_guilty_i
     deaths = one.log_records("worker died")
     assert len(deaths) == one.ledger.starts()[poison] == 3
     assert deaths[-1]["tasks"]["running"] == 1, "the last time it ran alone"
+    assert one.stop() == 0
+
+
+def test_a_coroutine_that_a_crashing_thread_interrupts_is_not_taken_for_the_culprit(
+    daemon: Callable[..., Daemon], client: Client, queue: QueueView
+) -> None:
+    """The loop was in the middle of a coroutine when another thread took the process down: the coroutine was
+    charged, and the sync handler that had crashed was handed back free, to do it again."""
+    one = daemon(handlers=SOURCE, config=CONFIG | {"workers": 1}).start()
+    poison = client.enqueue("in_thread_later", {}).id
+    wait_until(lambda: one.ledger.starts()[poison] == 1, what="the thread")
+    innocent = client.enqueue("block", {"sleep": 1.5}).id
+    queue.wait_finished(timeout_s=30)
+    assert queue.ids(State.ARCHIVED) == {poison}
+    assert one.ledger.ends()[innocent] == 1
+    assert one.ledger.starts()[poison] == 3, "every crash was charged to it"
     assert one.stop() == 0

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from chronosd.supervisor import process
 from tests.support.daemon import ROOT, Daemon
 from tests.support.processes import gone, wait_gone
 from tests.support.proxy import Proxy
@@ -93,7 +94,8 @@ def test_a_child_has_its_own_signals_and_environment_and_session(dummies: Make) 
     caught = int(child["caught"], 16)
     for signum in (signal.SIGTERM, signal.SIGCHLD, signal.SIGCONT):
         assert not (ignored | caught) & 1 << signum - 1, f"{signum.name} has its default action"
-    assert caught & 1 << signal.SIGUSR2 - 1, "SIGUSR2 dumps the stack"
+    for signum in (process.STACK, process.ALL_STACKS):
+        assert caught & 1 << signum - 1, f"signal {signum} dumps a stack"
     assert not {n for n in child["environ"] if n == "NOTIFY_SOCKET" or n.startswith("WATCHDOG_")}
     assert child["sid"] == child["pid"]
 
