@@ -63,7 +63,13 @@ def catch_early() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+_UNDOES = {signal.SIGTSTP: signal.SIGCONT, signal.SIGCONT: signal.SIGTSTP}
+"""As in the kernel, the later one of the two takes the earlier one back, if that has not been acted on."""
+
+
 def _note(signum: int, _frame: FrameType | None) -> None:
+    if signum in _UNDOES:
+        _counts.pop(_UNDOES[signal.Signals(signum)], None)
     _counts[signum] = _counts.get(signum, 0) + 1
 
 
