@@ -109,6 +109,7 @@ def test_nothing_is_lost_and_nothing_repeats_without_a_cause(
             for thread in (load, *watchers):
                 thread.finish()
         wait_until(lambda: drained(inspector), timeout_s=60, what=f"all done ({daemon.log_path})")
+        assert daemon.returncode is None, daemon.log_tail()
         assert errors(inspector) == []
         assert daemon.run_command("doctor", "--deep", "-c", str(daemon.config_path)).returncode == 0
         assert daemon.stop() == 0

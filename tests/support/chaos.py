@@ -162,6 +162,7 @@ class Disaster:
                 time.sleep(random.uniform(0.03, 0.2))
         finally:
             self._flag.unlink()
+        time.sleep(1.0)  # who has seen the flag, and is about to die of it
         self._revive(everybody=True)
 
     def _act(self, now: float) -> None:
