@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable
 
@@ -120,4 +121,20 @@ def test_a_stuck_thread_takes_no_capacity_for_good(
     wait_until(lambda: queue.ids(State.ARCHIVED) == set(stuck), timeout_s=20, what="the end of the stuck")
     assert all(count == 1 for count in one.ledger.starts().values())
     one.wait_workers(1)
+    assert one.stop() == 0
+
+
+def test_on_request_the_log_shows_where_every_handler_is(
+    daemon: Callable[..., Daemon], client: Client
+) -> None:
+    """Only the main thread was shown, which was in its event loop."""
+    one = daemon(workers=1, concurrency=4).start()
+    for kind in ("count", "sync"):
+        client.enqueue(kind, {"sleep": 2.0})
+    wait_until(lambda: len(one.ledger.starts()) == 2, what="both running")
+    one.send(signal.SIGUSR1)
+    (record,) = wait_until(lambda: one.log_records("stack"), what="a stack in the log")
+    for name in ("in count", "in sync", "in run"):
+        assert name in record["stack"], name
+    assert "in _beat_in_thread" not in record["stack"]
     assert one.stop() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -115,7 +116,22 @@ def test_a_coroutine_that_waits_is_shown_down_to_what_it_waits_in() -> None:
     ]
     assert one.startswith("Task id-1-0 of kind mail:send, waiting (most recent call first):\n")
     assert every.count("Task id-") == 2
+    assert "Thread" not in one
     assert none == ""
+
+
+def test_every_other_thread_is_shown_where_all_are_asked_for() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="handler-7")
+    thread.start()
+    try:
+        shown = suspended.stacks([], ())
+    finally:
+        over.set()
+        thread.join()
+    assert "Thread handler-7 (most recent call first):\n" in shown
+    assert " in wait\n" in shown
+    assert "MainThread" not in shown, "the thread that asks has said where it is"
 
 
 @pytest.mark.parametrize(
