@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis as redis_py
@@ -19,6 +20,20 @@ from tests.support.queue_view import QueueView
 from tests.support.waiting import wait_until
 
 MakeDaemon = Callable[..., Daemon]
+
+HOLD = """
+    import asyncio
+    from pathlib import Path
+
+    from tests.support.ledger import Ledger
+
+    ledger = Ledger.of_environment()
+
+    async def hold(task):
+        with ledger.run(task.id, task.attempt):
+            while not Path(task.args["until"]).exists():
+                await asyncio.sleep(0.02)
+"""
 
 
 @pytest.fixture
@@ -54,32 +69,39 @@ def test_two_daemons_share_ready_and_due_tasks_and_run_none_twice(
 
 
 def test_a_daemon_that_vanished_with_all_it_knew_is_succeeded_by_the_other_one(
-    daemon: MakeDaemon, client: Client, queue: QueueView
+    daemon: MakeDaemon, client: Client, queue: QueueView, tmp_path: Path
 ) -> None:
     """A host that burns down: no board is left to tell what ran, only entries that nobody renews."""
-    timing = {"recover_min_idle": "1500ms", "recover_interval": "500ms", "heartbeat_interval": "400ms"}
-    doomed, other = (daemon(workers=2, concurrency=n, **timing) for n in (4, 8))
+    keys = {
+        "recover_min_idle": "1500ms",
+        "recover_interval": "500ms",
+        "heartbeat_interval": "400ms",
+        "handlers": {"hold": "handlers:hold"},
+    }
+    doomed, other = (daemon(workers=2, concurrency=n, handlers=HOLD, config=keys) for n in (4, 8))
+    released = tmp_path / "released"
+    tasks = [("hold", {"until": str(released)})] * 8
     doomed.start()
-    ids = Counter(info.id for info in client.enqueue_many([("count", {"sleep": 3.5})] * 8))
-    wait_until(lambda: len(doomed.ledger.entries("start")) == 8, what="tasks that run on the doomed host")
+    theirs = {info.id for info in client.enqueue_many(tasks)}
+    wait_until(lambda: set(doomed.ledger.starts()) == theirs, what="tasks that run on the doomed host")
     other.start()
-    own = [info.id for info in client.enqueue_many([("count", {"sleep": 3.5})] * 8)]
-    wait_until(lambda: len(other.ledger.entries("start")) == 8, what="tasks that run on the other host")
-    time.sleep(0.3)
+    own = {info.id for info in client.enqueue_many(tasks)}
+    wait_until(lambda: set(other.ledger.starts()) == own, what="tasks that run on the other host")
     workers = doomed.worker_pids()
     doomed.send(signal.SIGKILL)
     doomed.wait()
     wait_gone(workers)
     killed_at = time.monotonic()
     shutil.rmtree(doomed.runtime_dir)
-    wait_until(lambda: len(other.ledger.entries("start")) > 8, timeout_s=20, what="a task taken over")
-    recovered = other.log_records("recovered tasks that nobody held any more")
+    wait_until(lambda: set(other.ledger.starts()) == own | theirs, timeout_s=30, what="a take-over")
     print(f"taken over after {time.monotonic() - killed_at:.1f} s")
-    assert sum(record["again"] for record in recovered) == 8
+    time.sleep(1)  # two more passes of the recoverer, with tasks that are much older than its limit
+    released.touch()
     queue.wait_finished(timeout_s=20)
-    starts = other.ledger.starts()
-    assert starts == ids + Counter(own), "each once on the other host, its own live ones not twice"
-    assert other.ledger.ends() == starts
+    assert other.ledger.starts() == Counter(own | theirs), "its own live ones were not taken for dead"
+    assert other.ledger.ends() == other.ledger.starts()
+    recovered = other.log_records("recovered tasks that nobody held any more")
+    assert sum(record["again"] for record in recovered) == 8
     assert queue.size(State.ARCHIVED) == 0
     assert queue.pending() == 0
     assert other.stop() == 0
