@@ -98,17 +98,25 @@ class Service:
 
     @property
     def main_pid(self) -> int:
-        """The supervisor, as its systemd calls it."""
-        return int(self.show("MainPID")[0])
+        """The supervisor. Like every process id here, as it is called outside of the private systemd."""
+        (inner,) = self.show("MainPID")
+        for pid in self.processes():
+            if _status(pid, "NSpid").split()[-1:] == [inner]:
+                return pid
+        raise ProcessLookupError(f"{self.unit} has no main process ({inner})")
 
-    def processes(self) -> list[int]:
-        """Everything that runs for the unit, the supervisor and its workers included."""
+    def processes(self) -> set[int]:
+        """Everything that runs for the unit."""
         (group,) = self.show("ControlGroup")
         path = self.machine.root / f"sys/fs/cgroup{group}/cgroup.procs"
         try:  # an empty group vanishes
-            return [int(line) for line in path.read_text().split()] if group else []
+            return {int(line) for line in path.read_text().split()} if group else set()
         except OSError:
-            return []
+            return set()
+
+    def workers(self) -> set[int]:
+        """The workers among them."""
+        return {pid for pid in self.processes() if _status(pid, "Name") == "chronosd: worke"}
 
     def journal(self, *words: str) -> list[dict[str, Any]]:
         """What the journal got for the unit since the test began, from it and about it, oldest first."""
@@ -136,6 +144,15 @@ class Service:
         for directory in ("var/lib", "var/lib/private", "run"):
             _remove(self.machine.root / directory / self.name)
         self.machine.run("systemctl", "daemon-reload")
+
+
+def _status(pid: int, field: str) -> str:
+    """A line of /proc/<pid>/status; empty if the process is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return ""
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(f"{field}:"))
 
 
 def _remove(path: Path) -> None:

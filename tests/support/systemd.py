@@ -150,24 +150,6 @@ class Machine:
         )
         return done
 
-    def outside(self, pid: int) -> int:
-        """What the process that is *pid* in there is called out here."""
-        for status in Path("/proc").glob("[0-9]*/status"):
-            try:
-                ids = next(line for line in status.read_text().splitlines() if line.startswith("NSpid:"))
-            except (OSError, StopIteration):
-                continue
-            inner = ids.split()[1:]
-            if inner[-1] == str(pid) and len(inner) > 1 and self._is_inside(status.parent):
-                return int(status.parent.name)
-        raise ProcessLookupError(f"no process {pid} in the private systemd")
-
-    def _is_inside(self, process: Path) -> bool:
-        try:
-            return os.readlink(process / "ns/pid") == os.readlink(f"/proc/{self._init}/ns/pid")
-        except OSError:
-            return False
-
     def stop(self) -> None:
         """Ends it with all that runs in it."""
         if self._keeper is not None:
