@@ -35,7 +35,7 @@ def test_a01_tasks_in_a_row_of_one_slot_run_once_each(
     """Ten tasks were fetched for one free slot; those at the end of the local buffer grew older than a lease,
     were claimed by another process, and ran twice."""
     one = daemon(workers=1, concurrency=1, **LEASES).start()
-    ids = Counter(info.id for info in client.enqueue_many([("count", {"sleep": 0.8})] * 6))
+    ids = Counter(info.id for info in client.enqueue_many([("count", {"sleep": 0.6})] * 5))
     queue.wait_finished()
     assert one.ledger.starts() == one.ledger.ends() == ids
     marks = [(e.at_ns, e.what) for e in one.ledger.entries()]

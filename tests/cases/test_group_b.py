@@ -40,7 +40,7 @@ def test_b12_b18_a_slow_handler_runs_once_however_many_leases_it_takes_and_is_de
     """By idle time alone a slow task looks like an abandoned one: a second copy was started every lease. And
     renewal by claiming counted as delivery, so that slow tasks were archived as poison."""
     both = [daemon(workers=workers, concurrency=4, **LEASES).start() for workers in (1, 4)]
-    ids = Counter(info.id for info in client.enqueue_many([("count", {"sleep": 4.0})] * 4))
+    ids = Counter(info.id for info in client.enqueue_many([("count", {"sleep": 3.0})] * 4))
     starts: Callable[[], Counter[str]] = lambda: sum((one.ledger.starts() for one in both), Counter())  # noqa: E731
     ends: Callable[[], Counter[str]] = lambda: sum((one.ledger.ends() for one in both), Counter())  # noqa: E731
     wait_until(lambda: len(starts()) == 4, what="four running tasks")

@@ -104,7 +104,7 @@ def test_a_worker_frozen_alone_keeps_its_leases(
     wait_until(lambda: len(first.ledger.starts()) == 4, what="the runs")
     with paused(*first.worker_pids()):
         second = host("second").start()
-        time.sleep(4 * LEASE_S)  # so long that without a heartbeat the second host would have them
+        time.sleep(3 * LEASE_S)  # so long that without a heartbeat the second host would have them
         assert queue.pending() == 4
     queue.wait_finished()
     assert first.ledger.starts() == first.ledger.ends() == Counter(ids)
@@ -118,7 +118,7 @@ def test_a_server_that_stood_still_and_then_restarted_makes_no_task_run_twice(
     """While nobody can renew a lease every live entry grows old: an outage is no proof of death. Whoever
     comes back first must not take what belongs to the other."""
     both = [daemon(redis_url=fresh_server.url, workers=2, concurrency=4, **LEASES).start() for _ in range(2)]
-    long = {"sleep": outage_s + 5}
+    long = {"sleep": outage_s + 4}
     with Client(fresh_server.url, namespace=namespace) as client:
         tasks = [("count", long, {"max_retry": 0})] * 6 + [("sync", long, {"max_retry": 0})] * 6
         ids = Counter(info.id for info in client.enqueue_many(tasks))
