@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -44,6 +45,16 @@ def zombies(daemon: Daemon) -> list[psutil.Process]:
     return found
 
 
+def overcharged(daemon: Daemon) -> int:
+    """Starts that were told of more attempts than there had been starts."""
+    seen: Counter[str] = Counter()
+    found = 0
+    for entry in daemon.ledger.entries("start"):
+        seen[entry.id] += 1
+        found += entry.attempt > seen[entry.id]
+    return found
+
+
 def test_twenty_thousand_tasks_survive_a_worker_killed_every_300_ms(
     daemon: MakeDaemon, client: Client, queue: QueueView
 ) -> None:
@@ -69,6 +80,8 @@ def test_twenty_thousand_tasks_survive_a_worker_killed_every_300_ms(
     assert queue.size(State.ARCHIVED) == 0
     assert queue.pending() == 0
     assert queue.bodies() == set()
+    # a kill may hit one task that is on the board as running and had no time to write into the ledger
+    assert overcharged(one) <= kills
     repeats = sum(starts.values()) - len(ids)
     print(f"{kills} kills, {repeats} repeated starts")
     asked_at = time.monotonic()
