@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -38,8 +39,12 @@ def server_of(daemon: Daemon) -> int:
     """The process id of the server that the daemon started."""
 
     def only() -> list[psutil.Process]:
-        children = psutil.Process(daemon.pid).children()
-        return [child for child in children if "unixsocket" in " ".join(child.cmdline())]
+        found = []
+        for child in psutil.Process(daemon.pid).children():
+            with contextlib.suppress(psutil.Error):  # a probe of Redis that has just ended
+                if "unixsocket" in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
 
     return wait_until(only, what="a server among the daemon's children")[0].pid
 
