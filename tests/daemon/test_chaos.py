@@ -92,7 +92,7 @@ def test_nothing_is_lost_and_nothing_repeats_without_a_cause(
         connect(fresh_server.url) as redis,
     ):
         daemon.start()
-        load = Load(fresh_server.url, namespace, rate=250)
+        load = Load(fresh_server.url, namespace, rate=400)
         boards = Boards(daemon.runtime_dir)
         # What must hold at every instant, and not only in the end.
         watchers = [

@@ -280,7 +280,7 @@ def _watch_processes() -> None:
     run_supervisor, run_worker = supervisor.run, worker.run
 
     def as_supervisor(*args: Any, **options: Any) -> int:
-        _begin("supervisor", SUPERVISOR_POINTS, random.choice((0.0, 1.0, 2.0, 4.0, 8.0)))
+        _begin("supervisor", SUPERVISOR_POINTS, random.choice((0.0, 1.0, 2.0, 4.0, 8.0, 45.0)))
         return run_supervisor(*args, **options)
 
     def as_worker(spec: Any) -> int:

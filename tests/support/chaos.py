@@ -52,6 +52,7 @@ _ACTS = {
     "size": 2,
     "freeze supervisor": 1,
 }
+_SMALL = ("kill", "freeze", "quiet", "size")
 _FAILS_FOR_GOOD = ("doomed", "wrong")
 _MIX: tuple[tuple[int, str, Callable[[], dict[str, Any]], dict[str, Any]], ...] = (
     (30, "quick", dict, PATIENT),
@@ -82,7 +83,7 @@ class Given:
 
 
 class Load(threading.Thread):
-    """Enqueues ``rate`` tasks a second, in batches, and a crashing one now and then, until told to stop."""
+    """Enqueues up to ``rate`` tasks a second, in batches, and now and then one that crashes."""
 
     def __init__(self, url: str, namespace: str, rate: float, crash_every_s: float = 0.9) -> None:
         super().__init__(name="load")
@@ -107,7 +108,9 @@ class Load(threading.Thread):
             with Client(self._url, namespace=self._namespace, timeout=1.0) as client:
                 crash_at, batch_s = time.monotonic(), 0.1
                 while not self._over.wait(batch_s * random.uniform(0.2, 1.8)):
-                    tasks = [self._task() for _ in range(max(1, round(self._rate * batch_s)))]
+                    # Now more than the workers can do, now so little that they wait for it.
+                    rate = self._rate if time.monotonic() % 10 < 5 else self._rate / 20
+                    tasks = [self._task() for _ in range(max(1, round(rate * batch_s)))]
                     if time.monotonic() >= crash_at:
                         crash_at += self._crash_every_s
                         kind = random.choice(("segfault", "segfault_thread"))
@@ -149,10 +152,11 @@ class Disaster:
         """By process id: how it was killed, for those killed from here."""
         self._flag = directory / "armed"
         self._thaw: list[tuple[float, int]] = []
-        self._restart_at = self._server_at = 0.0
+        self._restart_at = self._server_at = self._began_at = 0.0
 
     def run(self, seconds: float) -> None:
         self._flag.touch()
+        self._began_at = time.monotonic()
         over_at = time.monotonic() + seconds
         self._restart_at = self._server_at = time.monotonic() + 1.5
         try:
@@ -168,6 +172,8 @@ class Disaster:
     def _act(self, now: float) -> None:
         workers = self.daemon.worker_pids()
         (act,) = random.choices(list(_ACTS), list(_ACTS.values()))
+        if (now - self._began_at) % 100 > 50 and act not in _SMALL:
+            return  # half of a long run without great disasters: some work begins only after a while in peace
         match act:
             case "kill" if workers:
                 self._kill(random.choice(workers), "SIGKILL from outside")
