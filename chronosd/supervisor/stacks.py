@@ -16,7 +16,7 @@ from chronosd.supervisor import process
 from chronosd.supervisor.process import Child
 
 _LIMIT_BYTES = 65_536
-_IDLE = re.compile(r'chronosd/worker/(execute|main)\.py", line \d+ in (_work|_beat_in_thread)$')
+_IDLE = re.compile(r'chronosd/worker/(threads|main)\.py", line \d+ in (_work|_beat_in_thread)$')
 """The innermost frame of a thread that runs no handler."""
 
 

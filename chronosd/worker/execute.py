@@ -14,19 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator
-from enum import Enum
-from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from chronosd import log
 from chronosd.board import Board, Cell
-from chronosd.broker.message import Message
 from chronosd.durations import format_duration
-from chronosd.handlers import Handler, InvalidPayload
+from chronosd.handlers import InvalidPayload
 from chronosd.outcome import (
     Failed,
     Outcome,
@@ -38,6 +33,8 @@ from chronosd.outcome import (
     safe_str,
 )
 from chronosd.task import Task
+from chronosd.worker.run import Cancelled, Run
+from chronosd.worker.threads import Threads
 
 GAP_S = 1.0
 """A pause of the loop, or a reply later than this, and leases are looked at before anything starts."""
@@ -54,69 +51,6 @@ def hide(task: asyncio.Task[Any]) -> None:
     and all that it runs would be charged with a crash.
     """
     asyncio.tasks._unregister_task(task)
-
-
-class Cancelled(Enum):
-    """Why the worker cancelled a run."""
-
-    TIMEOUT = "timeout"
-    DRAIN = "drain"
-    LOST = "lost"
-
-
-class Run:
-    """One delivered task on its way through this worker. A plain class with slots: one is made per task."""
-
-    __slots__ = (
-        "aio",
-        "cancelled",
-        "checked_ns",
-        "claimed_ns",
-        "crashes",
-        "dropped",
-        "entry",
-        "free_starts",
-        "handler",
-        "marked",
-        "message",
-        "queue",
-        "slot",
-        "started_ns",
-        "task",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        slot: int,
-        entry: bytes,
-        queue: int,
-        message: Message,
-        handler: Handler,
-        crashes: int,
-        now_ns: int,
-        free_starts: int = 0,
-    ) -> None:
-        self.slot = slot
-        self.entry = entry
-        self.queue = queue
-        self.message = message
-        self.handler = handler
-        self.crashes = crashes
-        self.free_starts = free_starts
-        self.claimed_ns = now_ns
-        self.checked_ns = now_ns
-        """When it was last known to be this worker's own."""
-        self.started_ns = 0
-        """When its handler was entered; 0 before."""
-        self.task: Task[Any] | None = None
-        self.aio: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.cancelled: Cancelled | None = None
-        self.marked = False
-        """Redis has been told that it outlived its cycle."""
-        self.dropped = False
-        """Its lease is lost: whatever it does now concerns nobody."""
 
 
 class _Stepped:
@@ -163,55 +97,6 @@ class _Stepped:
 
     def close(self) -> None:
         self.coroutine.close()
-
-
-class Threads:
-    """Threads of the worker's own for sync handlers, made as they are needed, never more than ``limit``.
-
-    Not the loop's default pool: that one is shared with name look-ups, and is smaller.
-    """
-
-    def __init__(self, limit: int, collect: Callable[[Run, Outcome | None], None]) -> None:
-        self._limit = limit
-        self._collect = collect
-        self._loop = asyncio.get_running_loop()
-        self._todo: SimpleQueue[Callable[[], tuple[Run, Outcome | None]]] = SimpleQueue()
-        self._done: deque[tuple[Run, Outcome | None]] = deque()
-        self._active = 0
-        self._count = 0
-        self._woken = False
-
-    def submit(self, job: Callable[[], tuple[Run, Outcome | None]]) -> None:
-        """Runs ``job`` in a thread; its result goes to ``collect`` on the loop.
-
-        Raises RuntimeError if there is no thread and none can be made.
-        """
-        if self._active >= self._count and self._count < self._limit:
-            name = f"handler-{self._count + 1}"
-            try:
-                threading.Thread(target=self._work, name=name, daemon=True).start()
-                self._count += 1
-            except RuntimeError:  # a limit of the system: fewer threads have to do
-                if not self._count:
-                    raise
-        self._active += 1
-        self._todo.put(job)
-
-    def _work(self) -> None:
-        while True:
-            self._done.append(self._todo.get()())
-            if not self._woken:
-                self._woken = True
-                try:
-                    self._loop.call_soon_threadsafe(self._drain)
-                except RuntimeError:  # the loop is closed: the process is ending
-                    return
-
-    def _drain(self) -> None:
-        self._woken = False
-        while self._done:
-            self._active -= 1
-            self._collect(*self._done.popleft())
 
 
 class Executor:

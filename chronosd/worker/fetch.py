@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -12,24 +11,23 @@ from chronosd import log
 from chronosd.board import Board, Cell, WorkerState
 from chronosd.broker import consume
 from chronosd.broker.commands import BATCH, Command
-from chronosd.broker.consume import Again, Dead, Delivery, Done, Fetched, Kept
-from chronosd.broker.keys import Field, Namespace, QueueKeys
-from chronosd.broker.message import Message, decode
+from chronosd.broker.consume import Delivery
+from chronosd.broker.keys import Namespace
 from chronosd.broker.runner import AsyncRunner
 from chronosd.config.schema import Config
-from chronosd.errors import BrokerError, BrokerUnavailable, MessageError, Trouble
-from chronosd.handlers import Handler, Registry
+from chronosd.errors import BrokerError, BrokerUnavailable, Trouble
+from chronosd.handlers import Registry
 from chronosd.link import READ_AHEAD
-from chronosd.outcome import Outcome, Succeeded
-from chronosd.worker.complete import Outbox, Sending, conclude, put_off
-from chronosd.worker.execute import GAP_S, Cancelled, Executor, Run, hide
+from chronosd.worker.blocking import BLOCK_S, BlockingRead
+from chronosd.worker.complete import Sending
+from chronosd.worker.doubt import Doubt
+from chronosd.worker.execute import GAP_S, Executor
+from chronosd.worker.held import Held, Key
+from chronosd.worker.intake import Intake
 from chronosd.worker.pick import Picker
+from chronosd.worker.run import Run
+from chronosd.worker.starter import Starter
 from chronosd.worker.trouble import Troubles, pause_s
-
-BLOCK_S = 1.0
-
-BODY_S = 60.0
-"""How long the reading of one long body may take; it has a connection of its own."""
 
 POLL_S = 0.05
 """How often queues are asked while the blocking read cannot be had."""
@@ -43,16 +41,30 @@ HOARD_S = 0.020
 _log = log.get_logger("chronosd.worker")
 
 
-class _Reading(NamedTuple):
-    """A long body that is being read."""
+class _Ask(NamedTuple):
+    """A fetch of the cycle under way."""
 
-    slot: int
-    task_id: str
-    task: asyncio.Task[None]
+    queue: int
+    most: int
+    delivered: list[bytes]
+
+
+class _Cycle(NamedTuple):
+    """What one round trip carries, in this order."""
+
+    sendings: list[Sending]
+    marks: list[Command[Any]]
+    marked: list[Run]
+    asks: list[_Ask]
+    fetches: list[Command[Delivery]]
+
+    @property
+    def commands(self) -> list[Command[Any]]:
+        return [*(sending.command for sending in self.sendings), *self.marks, *self.fetches]
 
 
 class Fetcher:
-    """The worker's state and its one loop. Everything here runs on the event loop's thread."""
+    """The worker's one loop, and the orders it obeys."""
 
     def __init__(
         self,
@@ -64,69 +76,73 @@ class Fetcher:
         blocking: AsyncRunner,
         bodies: AsyncRunner,
     ) -> None:
-        self._consumer = consumer
-        self._board = board
-        self._handlers = registry.handlers
-        self._cycle = cycle
-        self._blocking = blocking
-        self._bodies = bodies
-        # with max_crashes 1 there is no crash before the last: a task without one runs beside others
-        self._alone_from = max(config.max_crashes - 1, 1)
-        self._max_payload = config.max_payload
-        self._concurrency = config.concurrency
         namespace = Namespace(config.namespace)
-        self._queues: list[QueueKeys] = [namespace.queue(name) for name in board.queues]
-        self._outboxes = [Outbox(i, queue) for i, queue in enumerate(self._queues)]
+        self._consumer = consumer
+        self._cycle = cycle
+        self._board = board
+        self._concurrency = config.concurrency
+        self._held = Held(board, [namespace.queue(name) for name in board.queues])
+        self._troubles = Troubles(board.queues)
         weights = [config.queues[name].weight for name in board.queues]
         self._picker = Picker(weights, strict=config.strict_priority)
-        self._free_slots = list(range(board.capacity - 1, -1, -1))
-        self._runs: dict[tuple[int, bytes], Run] = {}
-        self._buffer: deque[Run] = deque()
-        self._fresh: list[Run] = []  # started since the last cycle was sent
-        self._older: list[Run] = []  # started before that, not yet marked as running
-        self._delivered: list[tuple[int, bytes]] = []  # by a blocking read, to be taken in
-        self._reading: dict[tuple[int, bytes], _Reading] = {}
-        self._body_turn = asyncio.Lock()
-        self._active = 0
-        self._solo: Run | None = None
-        self._starting = False
-        self._unsent: list[Sending] = []
-        self._wake = asyncio.Event()
+        # with max_crashes 1 there is no crash before the last: a task without one runs beside others
+        alone_from = max(config.max_crashes - 1, 1)
+        self._starter = Starter(self._held, concurrency=config.concurrency, alone_from=alone_from)
+        self._intake = Intake(
+            self._held,
+            registry.handlers,
+            bodies,
+            self._troubles,
+            max_payload=config.max_payload,
+            admitted=self._admitted,
+        )
+        self._doubt = Doubt(
+            self._held, self._starter, self._intake, consumer, cycle, self._troubles, answered=self._answered
+        )
+        self._block = BlockingRead(
+            self._held,
+            consumer,
+            blocking,
+            cycle,
+            self._troubles,
+            delivered=self._take_delivered,
+            failed=self._cannot_block,
+        )
+        self._older: list[Run] = []  # started before the last cycle was sent, not yet marked as running
         self._hurry = asyncio.Event()
-        self._block_task: asyncio.Task[None] | None = None
-        self._block_at = 0.0
-        self._block_failures = 0
-        self._fetching = True
         self._draining = False
-        self._doubtful = False
-        self._astray: set[int] = set()  # queues with entries that a lost reply may have delivered
-        self._missing_group = False
         self._reconnect = False
-        self._troubles = Troubles(board.queues)
         self._failures = 0
         self.answered_at = 0.0
         """Monotonic instant of the last reply to a cycle."""
         self._rate = 0.0  # tasks ended a second, lately
         self._held_s = 0.0  # how long a task held its slot, lately
-        self._held_ns = 0
         self._full = False  # the last fetch brought all that was asked of some queue
-        self._ended = 0
         self._measured_at = time.monotonic()
-        self.executor: Executor  # set by main, which has what its tasks are given
+        self.finished = self._starter.finished
+        self.unstarted = self._starter.unstarted
+
+    @property
+    def executor(self) -> Executor:
+        """Set by main, which has what its tasks are given."""
+        return self._starter.executor
+
+    @executor.setter
+    def executor(self, executor: Executor) -> None:
+        self._starter.executor = executor
 
     # -- what others tell ---------------------------------------------------------------------
 
     def quiet(self) -> None:
         """Stops fetching; what is buffered is handed back, what runs goes on."""
-        self._fetching = False
+        self._held.is_fetching = False
         self._hand_back()
-        self._wake.set()
         self._hurry.set()
 
     def resume(self) -> None:
         """Fetches again."""
-        self._fetching = not self._draining
-        self._wake.set()
+        self._held.is_fetching = not self._draining
+        self._held.wake.set()
 
     def drain(self) -> None:
         """Stops fetching for good; :meth:`run` returns once all is finished and sent."""
@@ -134,47 +150,50 @@ class Fetcher:
         self.quiet()
 
     def doubt(self) -> None:
-        """Time has passed unnoticed: leases are checked before anything buffered is started."""
-        self._doubtful = True
+        """Time has passed unnoticed: leases are checked before anything claimed before is started."""
+        self._starter.is_doubtful = True
         self.executor.doubted_ns = time.monotonic_ns()
 
     def lost(self, entries: list[tuple[str, str]]) -> None:
         """The supervisor found leases lost: async handlers are cancelled, results dropped."""
-        index = {queue.name: i for i, queue in enumerate(self._queues)}
+        index = {queue.name: i for i, queue in enumerate(self._held.queues)}
         for name, entry in entries:
             key = (index.get(name, -1), entry.encode())
-            run = self._runs.get(key)
+            run = self._held.runs.get(key)
             if run is not None and not run.dropped:
-                self._lose(run)
-            elif key in self._reading:
-                self._stop_reading(key)
-        self._wake.set()
+                self._starter.lose(run)
+            elif key in self._intake.reading:
+                self._intake.stop(key)
+        self._held.wake.set()
 
     @property
     def busy(self) -> int:
         """Runs whose handlers have not ended."""
-        return self._active
+        return self._starter.active
 
-    @property
-    def unsettled(self) -> bool:
-        """Whether anything that ended still waits for Redis."""
-        return bool(self._unsent) or any(len(box) for box in self._outboxes)
+    def show_state(self) -> WorkerState:
+        """What the board says of the worker as a whole."""
+        if self._draining:
+            return WorkerState.DRAINING
+        return WorkerState.FETCHING if self._held.is_fetching else WorkerState.QUIET
 
     # -- the loop -----------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Cycles until a drain is complete."""
+        starter = self._starter
         while not (self._draining and self._idle()):
-            if self._missing_group:
-                await self._recreate()
-            if self._astray and not await self._look_for_strays():
+            if self._doubt.is_group_missing:
+                await self._recreate_groups()
+            if self._doubt.astray and not await self._look_for_strays():
                 await self._pause()
                 continue
-            commands, sendings, asks, marked = self._compose()
+            cycle = self._compose()
+            commands = cycle.commands
             if not commands:
-                if self._doubtful and self._buffer:
-                    await self._check_leases()
-                    self._start_buffered()
+                if starter.is_doubtful and self._held.buffer:
+                    await self._doubt.check_leases()
+                    starter.start()
                 else:
                     await self._rest()
                 continue
@@ -182,22 +201,22 @@ class Fetcher:
             try:
                 results = await self._cycle.run_many(commands)
             except BrokerError as error:
-                await self._failed(error, sendings, asks, marked)
+                await self._failed(error, cycle)
                 continue
             now = time.monotonic()
             if now - began > GAP_S:
-                self._doubtful = True
-            self._recovered()
-            self._settle(sendings, results[: len(sendings)])
-            self._take_in(asks, results[len(results) - len(asks) :])
+                starter.is_doubtful = True
+            self._answered()
+            self._settle(cycle.sendings, results)
+            self._take_in(cycle.asks, results[len(commands) - len(cycle.asks) :])
             self._measure(now)
-            if self._doubtful and self._buffer:
-                await self._check_leases()
+            if starter.is_doubtful and self._held.buffer:
+                await self._doubt.check_leases()
             else:
-                self._doubtful = False
-            if not self._fetching:
+                starter.is_doubtful = False
+            if not self._held.is_fetching:
                 self._hand_back()
-            self._start_buffered()
+            starter.start()
             if self._reconnect:  # the address leads to a demoted node: look it up again
                 self._reconnect = False
                 await self._cycle.aclose()
@@ -205,36 +224,26 @@ class Fetcher:
 
     def _idle(self) -> bool:
         return not (
-            self._active
-            or self.unsettled
-            or self._delivered
-            or self._reading
-            or self._astray
-            or self._block_task is not None
+            self._starter.active
+            or self._held.unsettled
+            or self._held.delivered
+            or self._intake.reading
+            or self._doubt.astray
+            or self._block.is_under_way
         )
 
-    def _compose(
-        self,
-    ) -> tuple[list[Command[Any]], list[Sending], list[tuple[int, int, list[bytes]]], list[Run]]:
+    def _compose(self) -> _Cycle:
         """The next cycle: what ended, what outlived its cycle, what to fetch."""
         resting = self._troubles.resting()
-        sendings, self._unsent = self._unsent, []
-        if resting:
-            self._unsent = [sending for sending in sendings if sending.index in resting]
-            sendings = [sending for sending in sendings if sending.index not in resting]
-        for box in self._outboxes:
-            if len(box) and box.index not in resting:
-                sendings += box.take()
+        sendings = self._held.take(resting)
         marks, marked = self._marks()
         asks = self._asks(resting)
-        commands: list[Command[Any]] = [sending.command for sending in sendings]
-        commands += marks
-        for index, count, delivered in asks:
-            commands.append(consume.fetch(self._queues[index], self._consumer, count, delivered))
-        return commands, sendings, asks, marked
+        queues = self._held.queues
+        fetches = [consume.fetch(queues[a.queue], self._consumer, a.most, a.delivered) for a in asks]
+        return _Cycle(sendings, marks, marked, asks, fetches)
 
     def _marks(self) -> tuple[list[Command[Any]], list[Run]]:
-        older, self._older, self._fresh = self._older, self._fresh, []
+        older, self._older, self._starter.fresh = self._older, self._starter.fresh, []
         if not older:
             return [], []
         by_queue: dict[int, list[tuple[bytes, str]]] = {}
@@ -246,515 +255,197 @@ class Fetcher:
         marks: list[Command[Any]] = []
         for index, pairs in by_queue.items():
             for i in range(0, len(pairs), BATCH):
-                marks.append(consume.mark_running(self._queues[index], pairs[i : i + BATCH]))
+                marks.append(consume.mark_running(self._held.queues[index], pairs[i : i + BATCH]))
         return marks, marked
 
     @property
     def _room(self) -> int:
         """Tasks that could start at once if they were here."""
-        return (
-            self._concurrency - self._active - len(self._buffer) - len(self._delivered) - len(self._reading)
-        )
+        held = self._held
+        waiting = len(held.buffer) + len(held.delivered) + len(self._intake.reading)
+        return self._concurrency - self._starter.active - waiting
 
-    def _asks(self, resting: Collection[int]) -> list[tuple[int, int, list[bytes]]]:
+    def _asks(self, resting: Collection[int]) -> list[_Ask]:
         free = self._room
-        delivered = self._to_take_in(resting) if self._delivered else {}
+        held = self._held
+        delivered = self._to_take_in(resting) if held.delivered else {}
         shares: dict[int, int] = {}
-        if self._fetching and self._solo is None and self._block_task is None:
+        if held.is_fetching and self._starter.solo is None and not self._block.is_under_way:
             brief = self._full and self._held_s < AHEAD_S
             ahead = min(int(self._rate * AHEAD_S), READ_AHEAD) if brief else 0
-            taken = sum(map(len, delivered.values())) + len(self._delivered)
-            room = len(self._free_slots) - taken - len(self._queues)
-            without = {*resting, *self._astray} if resting or self._astray else ()
+            taken = sum(map(len, delivered.values())) + len(held.delivered)
+            room = len(held.free_slots) - taken - len(held.queues)
+            astray = self._doubt.astray
+            without = {*resting, *astray} if resting or astray else ()
             shares = dict(self._picker.share(min(free + ahead, room), time.monotonic(), without))
-        return [(i, shares.get(i, 0), delivered.get(i, [])) for i in {**delivered, **shares}]
+        return [_Ask(i, shares.get(i, 0), delivered.get(i, [])) for i in {**delivered, **shares}]
 
     def _to_take_in(self, resting: Collection[int]) -> dict[int, list[bytes]]:
         """What was delivered and is not here yet, each entry once: a blocking read's reply may tell of what
         a look for strays has found meanwhile."""
+        held = self._held
         found: dict[int, list[bytes]] = {}
-        later: list[tuple[int, bytes]] = []
-        for key in dict.fromkeys(self._delivered):
-            if key in self._runs or key in self._reading:
+        later: list[Key] = []
+        for key in dict.fromkeys(held.delivered):
+            if key in held.runs or key in self._intake.reading:
                 continue
             if key[0] in resting:
                 later.append(key)
             else:
                 found.setdefault(key[0], []).append(key[1])
-        self._delivered = later
+        held.delivered = later
         return found
 
     async def _rest(self) -> None:
         """Nothing to send: waits for an end, an order, or work in any queue."""
+        held = self._held
         resting = self._troubles.resting()
-        idle = self._fetching and self._solo is None and self._picker.all_empty and self._room > 0
         wait_s = min(BLOCK_S, self._troubles.rest_s())
-        if idle and self._block_task is None and not self._astray and len(resting) < len(self._queues):
-            if time.monotonic() >= self._block_at:
-                queues = [i for i in range(len(self._queues)) if i not in resting]
-                self._block_task = asyncio.get_running_loop().create_task(self._block(queues))
-                hide(self._block_task)
-            else:
+        if self._may_block() and len(resting) < len(held.queues):
+            well = [i for i in range(len(held.queues)) if i not in resting]
+            if not self._block.start(well):
                 wait_s = min(wait_s, POLL_S)
-        self._wake.clear()  # before the await: what happens during it has to wake us
-        if self._draining and self._block_task is not None:
-            await self._unblock()
-        if self._sendable(resting) or (self._draining and self._idle()):
+        held.wake.clear()  # before the await: what happens during it has to wake us
+        if self._draining and self._block.is_under_way:
+            await self._block.end()
+        if held.sendable(resting) or (self._draining and self._idle()):
             return
-        # The blocking read may not have reached the server when it was told to end: it is told again.
-        if self._buffer or self._fresh or self._older or (self._draining and self._block_task is not None):
+        ending = self._draining and self._block.is_under_way  # it may have to be told again
+        if held.buffer or self._starter.fresh or self._older or ending:
             wait_s = min(wait_s, HOARD_S)
         try:
             async with asyncio.timeout(wait_s):
-                await self._wake.wait()
+                await held.wake.wait()
         except TimeoutError:
             pass
-        if self._buffer and time.monotonic_ns() - self._buffer[0].claimed_ns > HOARD_S * 1e9:
+        if held.buffer and time.monotonic_ns() - held.buffer[0].claimed_ns > HOARD_S * 1e9:
             self._rate = 0.0
-            self._hand_back()
+            self._starter.hand_back()
 
-    def _sendable(self, resting: Collection[int]) -> bool:
-        """Whether there is something for the next cycle beside a fetch."""
-        if not resting:
-            return self.unsettled or bool(self._delivered)
+    def _may_block(self) -> bool:
         return (
-            any(sending.index not in resting for sending in self._unsent)
-            or any(len(box) and box.index not in resting for box in self._outboxes)
-            or any(index not in resting for index, _ in self._delivered)
+            self._held.is_fetching
+            and self._picker.all_empty
+            and self._room > 0
+            and self._starter.solo is None
+            and not self._block.is_under_way
+            and not self._doubt.astray
         )
-
-    async def _block(self, queues: list[int]) -> None:
-        """One blocking read over these queues, on a connection of its own; never cancelled."""
-        try:
-            command = consume.block([self._queues[i] for i in queues], self._consumer, int(BLOCK_S * 1000))
-            found = await self._blocking.run(command, timeout_s=BLOCK_S + GAP_S)
-        except BrokerError as error:
-            self._cannot_block(error, queues)
-        else:
-            self._block_failures = 0
-            self._troubles.over("blocking read")
-            for place, entry in found:
-                self._picker.stocked(queues[place])
-                self._delivered.append((queues[place], entry))
-        finally:
-            self._block_task = None
-            self._wake.set()
-
-    def _cannot_block(self, error: BrokerError, queues: list[int]) -> None:
-        """Asks with cycles for a while; if one of the queues is to blame, those will tell which."""
-        self._doubtful = True
-        self._block_failures += 1
-        self._block_at = time.monotonic() + pause_s(self._block_failures)
-        if error.trouble is Trouble.RECREATE:
-            self._missing_group = True
-            return
-        if isinstance(error, BrokerUnavailable):
-            self._astray.update(queues)
-        self._troubles.note("blocking read", error)
-
-    async def _unblock(self) -> None:
-        """Has the server answer the blocking read now, so that a drain need not wait for it."""
-        client = self._blocking.client_id
-        if client:
-            try:
-                await self._cycle.run(consume.unblock(client), timeout_s=GAP_S)
-            except BrokerError:
-                pass  # it ends by itself within a second
 
     # -- replies ------------------------------------------------------------------------------
 
     def _settle(self, sendings: list[Sending], results: list[Any]) -> None:
         """Frees the slots of what has been carried out."""
-        for sending, result in zip(sendings, results, strict=True):
+        for sending, result in zip(sendings, results, strict=False):
             if isinstance(result, BrokerError):
                 sending.resent = True
-                self._unsent.append(sending)
+                self._held.unsent.append(sending)
                 self._troubles.sick(sending.index, result)
                 self._picker.report(sending.index, 1, 0)
                 self._reconnect |= result.trouble is Trouble.RECONNECT
                 continue
             self._troubles.well(sending.index)
-            for entry in sending.entries:
-                run = self._runs.pop((sending.index, entry), None)
-                if run is not None:
-                    self._free(run)
-            missing = result if isinstance(result, list) else []
-            if missing and not sending.resent:
-                self._board.cells[Cell.LEASES_LOST] += len(missing)
-                _log.warning("leases lost", queue=sending.queue, entries=len(missing))
+            self._held.told(sending)
+            if isinstance(result, list) and result and not sending.resent:
+                self._board.cells[Cell.LEASES_LOST] += len(result)
+                _log.warning("leases lost", queue=sending.queue, entries=len(result))
 
-    def _free(self, run: Run) -> None:
-        if run.slot >= 0:
-            self._board.free(run.slot)
-            self._free_slots.append(run.slot)
-            run.slot = -1
-
-    def _take_in(self, asks: list[tuple[int, int, list[bytes]]], results: list[Any]) -> None:
-        """Buffers what a cycle fetched."""
+    def _take_in(self, asks: list[_Ask], results: list[Any]) -> None:
+        """Admits what a cycle fetched."""
         full = asked = False
-        for (index, count, delivered), result in zip(asks, results, strict=True):
-            queue = self._queues[index]
+        for ask, result in zip(asks, results, strict=True):
             if isinstance(result, BrokerError):
-                self._troubles.sick(index, result)
-                self._picker.report(index, 1, 0)
-                self._doubtful = True
-                if result.trouble is Trouble.RECREATE:  # and with the group all that was delivered is gone
-                    self._missing_group = True
-                else:
-                    self._delivered += [(index, entry) for entry in delivered]
-                    self._reconnect |= result.trouble is Trouble.RECONNECT
+                self._cannot_fetch(ask, result)
                 continue
-            self._troubles.well(index)
+            self._troubles.well(ask.queue)
             fetched: Delivery = result
             if fetched.gone:
                 self._board.cells[Cell.DROPPED] += len(fetched.gone)
-                _log.warning("tasks dropped: their bodies are gone", queue=queue.name, ids=fetched.gone[:10])
-            if count:
-                brought = len(fetched.tasks) + len(fetched.gone) - len(delivered)
-                self._picker.report(index, count, brought)
+                name = self._held.queues[ask.queue].name
+                _log.warning("tasks dropped: their bodies are gone", queue=name, ids=fetched.gone[:10])
+            if ask.most:
+                brought = len(fetched.tasks) + len(fetched.gone) - len(ask.delivered)
+                self._picker.report(ask.queue, ask.most, brought)
                 asked = True
-                full |= brought >= count
+                full |= brought >= ask.most
             self._board.cells[Cell.FETCHED] += len(fetched.tasks)
             for item in fetched.tasks:
-                self._admit(index, queue, item)
+                self._intake.admit(ask.queue, item)
         if asked:
             self._full = full
 
-    def _admit(self, index: int, queue: QueueKeys, item: Fetched) -> None:
-        """A fetched task takes a slot and waits in the buffer, or ends at once if it cannot run here."""
-        if not item.task_id:
-            record = consume.undecodable(queue, item.entry, item.msg or b"")
-            self._outboxes[index].buried.append((item.entry, record))
-            return
-        if item.msg is None:
-            self._fetch_body(index, queue, item)
-            return
-        try:
-            message = decode(item.msg)
-        except MessageError as error:
-            self._bury(index, item, f"undecodable message: {error}")
-            return
-        if len(message.payload) > self._max_payload:
-            size = len(message.payload)
-            self._bury(index, item, f"the payload is {size} bytes long, max_payload is {self._max_payload}")
-            return
-        # Redis knows the task by its key and acknowledges on the queue's stream, whatever the text says.
-        message.id, message.queue = item.task_id, queue.name
-        handler = self._handlers.get(message.kind)
-        if handler is None or message.workflow:
-            self._put_off(index, message, item, handler)
-            return
-        if not self._free_slots:  # unheard of; but what cannot be on the board must not run
-            self._outboxes[index].released.append((item.entry, item.task_id))
-            return
-        slot = self._free_slots.pop()
-        now_ns = time.monotonic_ns()
-        self._board.claim(slot, item.entry, index, now_ns)
-        # Go may have stored a new task under the old id: crashes that were never charged are not its own.
-        crashes = item.crashes if item.crashes <= message.retried else 0
-        run = Run(slot, item.entry, index, message, handler, crashes, now_ns, item.free_starts)
-        self._runs[index, item.entry] = run
-        self._buffer.append(run)
-
-    def _bury(self, index: int, item: Fetched, why: str) -> None:
-        """Dead-letters a task whose message is left as it is, for whoever wants to look at it."""
-        self._outboxes[index].dead.append(Dead(item.entry, item.task_id, None, {Field.ERROR: why}))
-        self._board.cells[Cell.ARCHIVED] += 1
-        name = self._queues[index].name
-        _log.error("task archived", task_id=item.task_id, queue=name, error=why)
-
-    def _put_off(self, index: int, message: Message, item: Fetched, handler: Handler | None) -> None:
-        why = (
-            f"no handler for kind {message.kind[:200]!r}"
-            if handler is None
-            else "chains and groups need a newer worker"
-        )
-        move = put_off(item.entry, message, why, item.unknown_since)
-        self._outboxes[index].add(move)
-        dead = isinstance(move, Dead)
-        tell = _log.error if dead else _log.warning
-        if dead or not item.unknown_since:
-            tell(
-                "task archived" if dead else "task put off",
-                task_id=message.id,
-                queue=message.queue,
-                error=why,
-            )
-
-    def _fetch_body(self, index: int, queue: QueueKeys, item: Fetched) -> None:
-        """Reads a body that was too long for the common reply; meanwhile the cycles go on."""
-        if not self._free_slots:
-            self._outboxes[index].released.append((item.entry, item.task_id))
-            return
-        slot = self._free_slots.pop()
-        self._board.claim(slot, item.entry, index, time.monotonic_ns())
-        task = asyncio.get_running_loop().create_task(self._read_body(index, queue, item))
-        hide(task)
-        self._reading[index, item.entry] = _Reading(slot, item.task_id, task)
-
-    async def _read_body(self, index: int, queue: QueueKeys, item: Fetched) -> None:
-        key = (index, item.entry)
-        try:
-            async with self._body_turn:  # one at a time: each may be as large as Redis allows
-                raw = await self._bodies.run(consume.body(queue, item.task_id))
-        except BrokerError as error:
-            self._troubles.note("long bodies", error)
-            raw = None
-        if key not in self._reading:
-            return  # lost or handed back meanwhile
-        self._stop_reading(key)
-        if raw is None:
-            self._outboxes[index].released.append((item.entry, item.task_id))
+    def _cannot_fetch(self, ask: _Ask, error: BrokerError) -> None:
+        self._troubles.sick(ask.queue, error)
+        self._picker.report(ask.queue, 1, 0)
+        self._starter.is_doubtful = True
+        if error.trouble is Trouble.RECREATE:  # and with the group all that was delivered is gone
+            self._doubt.is_group_missing = True
         else:
-            self._troubles.over("long bodies")
-            self._admit(index, queue, item._replace(msg=raw))
-        if not self._reading:
-            await self._bodies.aclose()
-        if not self._fetching:
+            self._held.delivered += [(ask.queue, entry) for entry in ask.delivered]
+            self._reconnect |= error.trouble is Trouble.RECONNECT
+
+    def _take_delivered(self, keys: list[Key]) -> None:
+        self._held.delivered += keys
+        for index, _ in keys:
+            self._picker.stocked(index)
+
+    def _admitted(self) -> None:
+        if not self._held.is_fetching:
             self._hand_back()
-        self._start_buffered()
-        self._wake.set()
-
-    def _stop_reading(self, key: tuple[int, bytes]) -> str:
-        """Frees its slot; returns the task's id."""
-        reading = self._reading.pop(key)
-        if reading.task is not asyncio.current_task():
-            reading.task.cancel()
-        self._board.free(reading.slot)
-        self._free_slots.append(reading.slot)
-        return reading.task_id
-
-    def _start_buffered(self) -> None:
-        """Starts what is buffered, as far as there are free slots and no doubt about leases."""
-        if self._starting:
-            return  # a run that ends where it starts calls us: the loop below goes on by itself
-        self._starting = True
-        try:
-            while self._buffer and self._active < self._concurrency and not self._doubtful:
-                if self._solo is not None:
-                    if self._active:
-                        return
-                elif self._buffer[0].crashes >= self._alone_from:
-                    self._isolate(self._buffer[0])
-                    continue
-                run = self._buffer.popleft()
-                if run.dropped:
-                    continue
-                self._active += 1
-                self._fresh.append(run)
-                self.executor.start(run)
-        finally:
-            self._starting = False
-
-    def _isolate(self, run: Run) -> None:
-        """A task that has taken workers down runs alone: nobody else shall pay for it again."""
-        self._solo = run
-        self._buffer.remove(run)
-        self._hand_back()
-        self._buffer.append(run)
-        self._wake.set()
+        self._starter.start()
+        self._held.wake.set()
 
     def _hand_back(self) -> None:
-        """What is buffered and not started goes back, uncharged."""
-        kept = [run for run in self._buffer if run is self._solo and self._fetching]
-        for run in self._buffer:
-            if run in kept:
-                continue
-            if run is self._solo:
-                self._solo = None
-            self._board.cells[Cell.RELEASED] += 1
-            self._outboxes[run.queue].released.append((run.entry, run.message.id))
-        self._buffer = deque(kept)
-        if not self._fetching:
-            for key in list(self._reading):
-                self._outboxes[key[0]].released.append((key[1], self._stop_reading(key)))
-        self._wake.set()
+        self._starter.hand_back()
+        self._intake.hand_back()
 
-    def unstarted(self, run: Run) -> None:
-        """A run whose handler was not entered after all: it may not be ours any more."""
-        self._active -= 1
-        if run.timer is not None:
-            run.timer.cancel()
-            run.timer = None
-        if run.dropped:
-            if run is self._solo:
-                self._solo = None
-            self._runs.pop((run.queue, run.entry), None)
-            self._free(run)
-        else:
-            run.cancelled = None
-            self._doubtful = True
-            self._buffer.appendleft(run)
-        if not self._fetching:
-            self._hand_back()
-        self._wake.set()
-
-    def finished(self, run: Run, outcome: Outcome | None) -> None:
-        """A run has ended; None: its lease was lost, or the drain cut it short."""
-        self._active -= 1
-        self._ended += 1
-        self._held_ns += time.monotonic_ns() - (run.started_ns or run.claimed_ns)
-        if run is self._solo:
-            self._solo = None
-        self._wake.set()
-        if run.dropped:
-            self._runs.pop((run.queue, run.entry), None)
-            self._free(run)
-        elif outcome is None:
-            self._outboxes[run.queue].released.append((run.entry, run.message.id))
-        else:
-            handler = run.handler
-            move = conclude(
-                run.entry,
-                run.message,
-                outcome,
-                handler.retry_base,
-                handler.retry_cap,
-                run.free_starts,
-            )
-            self._outboxes[run.queue].add(move)
-            self._report(run, outcome, move)
-        if self._buffer:
-            self._start_buffered()
-
-    def _report(self, run: Run, outcome: Outcome, move: Done | Kept | Again | Dead) -> None:
-        cells = self._board.cells
-        if isinstance(outcome, Succeeded):
-            cells[Cell.SUCCEEDED] += 1
-            if isinstance(move, Done):
-                self._board.succeed(run.slot)
-            else:
-                self._board.finish(run.slot)
-            return
-        self._board.finish(run.slot)
-        message = run.message
-        facts: dict[str, Any] = {
-            "task_id": message.id,
-            "kind": message.kind,
-            "queue": message.queue,
-            "attempt": message.retried + 1,
-            "error": outcome.error,
-        }
-        if isinstance(move, Again):
-            cells[Cell.RETRIED] += 1
-            _log.warning("task failed, will retry", delay_s=round(move.delay_s, 3), **facts)
-        elif isinstance(move, Dead):
-            cells[Cell.ARCHIVED] += 1
-            _log.error("task archived", **facts)
-        else:
-            _log.error("task discarded", **facts)
+    def _measure(self, now: float) -> None:
+        """Follows how many tasks this worker ends, and how long they take: so far ahead it may read."""
+        starter = self._starter
+        seconds, self._measured_at = now - self._measured_at, now
+        if starter.ended:
+            self._rate += 0.3 * (starter.ended / seconds - self._rate)
+            self._held_s += 0.3 * (starter.held_ns / starter.ended / 1e9 - self._held_s)
+            starter.ended = starter.held_ns = 0
+        self._board.cells[Cell.CYCLES] += 1
 
     # -- trouble ------------------------------------------------------------------------------
 
-    async def _check_leases(self) -> None:
-        """Drops what was taken over meanwhile, before any of it is started."""
-        self._doubtful = False
-        asked_ns = time.monotonic_ns()
-        by_queue: dict[int, list[Run]] = {}
-        for run in self._buffer:
-            by_queue.setdefault(run.queue, []).append(run)
-        commands = [
-            consume.not_owned(self._queues[i], self._consumer, [run.entry for run in runs])
-            for i, runs in by_queue.items()
-        ]
-        try:
-            results = await self._cycle.run_many(commands)
-        except BrokerError:
-            self._hand_back()
-            return
-        for (index, runs), result in zip(by_queue.items(), results, strict=True):
-            if isinstance(result, BrokerError):
-                self._hand_back()
-                return
-            for run in runs:
-                run.checked_ns = asked_ns
-            for entry in result:
-                lost = self._runs.get((index, entry))
-                if lost is not None and not lost.dropped:
-                    self._lose(lost)
-
-    def _lose(self, run: Run) -> None:
-        self._board.cells[Cell.LEASES_LOST] += 1
-        _log.warning("lease lost", task_id=run.message.id, queue=run.message.queue)
-        if run in self.executor.running:
-            self.executor.cancel(run, Cancelled.LOST)
-            return
-        run.dropped = True
-        if run is self._solo:
-            self._solo = None
-        if run in self._buffer:
-            self._buffer.remove(run)
-        self._runs.pop((run.queue, run.entry), None)
-        self._free(run)
-
-    async def _failed(
-        self,
-        error: BrokerError,
-        sendings: list[Sending],
-        asks: list[tuple[int, int, list[bytes]]],
-        marked: list[Run],
-    ) -> None:
+    async def _failed(self, error: BrokerError, cycle: _Cycle) -> None:
         """A whole cycle without an answer: what ended is sent again, what was fetched is looked for."""
-        self._doubtful = True
-        for sending in sendings:
+        self._starter.is_doubtful = True
+        for sending in cycle.sendings:
             sending.resent = True
-        self._unsent = sendings + self._unsent
-        self._older = marked + self._older
-        self._astray.update(index for index, _, _ in asks)
+        self._held.unsent = cycle.sendings + self._held.unsent
+        self._older = cycle.marked + self._older
+        self._doubt.astray.update(ask.queue for ask in cycle.asks)
         self._troubles.note("redis", error)
         await self._pause()
 
+    def _cannot_block(self, error: BrokerError, queues: list[int]) -> None:
+        """Asks with cycles for a while; if one of the queues is to blame, those will tell which."""
+        self._starter.is_doubtful = True
+        if error.trouble is Trouble.RECREATE:
+            self._doubt.is_group_missing = True
+            return
+        if isinstance(error, BrokerUnavailable):
+            self._doubt.astray.update(queues)
+        self._troubles.note("blocking read", error)
+
     async def _look_for_strays(self) -> bool:
-        """Takes in what a lost reply had delivered: pending for this consumer and not known here.
+        # what is only to be handed back needs no room
+        return await self._doubt.look_for_strays(self._room if self._held.is_fetching else BATCH)
 
-        No more than can start at once; a queue with more is not asked for new tasks before all are taken in.
-        False if Redis does not answer.
-        """
-        resting = self._troubles.resting()
-        queues = sorted(self._astray.difference(resting))
-        room = self._room if self._fetching else BATCH
-        if not queues or room <= 0:
-            return True
-        most = self._board.capacity + BATCH
-        try:
-            results = await self._cycle.run_many(
-                [consume.pending_for(self._queues[i], self._consumer, most) for i in queues]
-            )
-        except BrokerError as error:
-            self._troubles.note("redis", error)
-            return False
-        self._recovered()
-        known = {(s.index, entry) for s in self._unsent for entry in s.entries}
-        for box in self._outboxes:
-            known.update((box.index, entry) for entry in box.entries())
-        known.update(self._delivered)
-        for index, result in zip(queues, results, strict=True):
-            if isinstance(result, BrokerError):
-                if result.trouble is Trouble.RECREATE:
-                    self._astray.discard(index)
-                    self._missing_group = True
-                else:
-                    self._troubles.sick(index, result)
-                continue
-            found = [(index, entry) for entry in result]
-            found = [k for k in found if not (k in self._runs or k in self._reading or k in known)]
-            taken = found[: max(room, 0)]
-            room -= len(taken)
-            self._delivered += taken
-            if len(taken) == len(found):
-                self._astray.discard(index)
-        return True
-
-    def _recovered(self) -> None:
+    def _answered(self) -> None:
         self._failures = 0
         self.answered_at = time.monotonic()
         if self._troubles.over("redis"):
             _log.info("redis is back", server=self._cycle.target.label)
 
-    async def _recreate(self) -> None:
-        self._missing_group = False
+    async def _recreate_groups(self) -> None:
+        self._doubt.is_group_missing = False
         try:
-            await self._cycle.run_many([consume.create_group(queue) for queue in self._queues])
+            await self._cycle.run_many([consume.create_group(queue) for queue in self._held.queues])
         except BrokerUnavailable as error:
             self._troubles.note("redis", error)
 
@@ -767,19 +458,3 @@ class Fetcher:
                 await self._hurry.wait()
         except TimeoutError:
             pass
-
-    def _measure(self, now: float) -> None:
-        """Follows how many tasks this worker ends, and how long they take: so far ahead it may read."""
-        seconds, finished = now - self._measured_at, self._ended
-        self._measured_at, self._ended = now, 0
-        if finished:
-            self._rate += 0.3 * (finished / seconds - self._rate)
-            self._held_s += 0.3 * (self._held_ns / finished / 1e9 - self._held_s)
-            self._held_ns = 0
-        self._board.cells[Cell.CYCLES] += 1
-
-    def show_state(self) -> WorkerState:
-        """What the board says of the worker as a whole."""
-        if self._draining:
-            return WorkerState.DRAINING
-        return WorkerState.FETCHING if self._fetching else WorkerState.QUIET

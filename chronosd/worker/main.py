@@ -23,8 +23,10 @@ from chronosd.handlers import HandlerImportError, Registry
 from chronosd.link import WorkerSpec
 from chronosd.outcome import describe
 from chronosd.worker import suspended
-from chronosd.worker.execute import GAP_S, Cancelled, Executor, hide
-from chronosd.worker.fetch import BODY_S, Fetcher
+from chronosd.worker.execute import GAP_S, Executor, hide
+from chronosd.worker.fetch import Fetcher
+from chronosd.worker.intake import BODY_S
+from chronosd.worker.run import Cancelled
 
 EXIT_LOAD = 4
 EXIT_CONFIG = 78

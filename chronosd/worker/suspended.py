@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from chronosd.worker.execute import Run
+from chronosd.worker.run import Run
 
 _MOST_PARTS = 150
 _MOST_FRAMES = 50

@@ -19,7 +19,8 @@ from chronosd.errors import RetryIn, SkipRetry
 from chronosd.handlers import Handler, make_handler
 from chronosd.outcome import Failed, Outcome, Postponed, Rejected, Succeeded
 from chronosd.task import Task
-from chronosd.worker.execute import Cancelled, Executor, Run, _Stepped
+from chronosd.worker.execute import Executor, _Stepped
+from chronosd.worker.run import Cancelled, Run
 
 SLOTS = 16
 

@@ -17,13 +17,13 @@ from chronosd.worker import suspended
 
 DUMP = """\
 Thread 0x00007f01 (most recent call first):
-  File "/site/chronosd/worker/execute.py", line 221 in _work
+  File "/site/chronosd/worker/threads.py", line 221 in _work
   File "/usr/lib/python3.11/threading.py", line 982 in run
 
 Thread 0x00007f02 (most recent call first):
   File "/app/handlers.py", line 9 in hang
   File "/site/chronosd/worker/execute.py", line 372 in _run_sync
-  File "/site/chronosd/worker/execute.py", line 221 in _work
+  File "/site/chronosd/worker/threads.py", line 221 in _work
 
 Thread 0x00007f03 (most recent call first):
   File "/site/chronosd/worker/main.py", line 249 in _beat_in_thread

@@ -1,0 +1,107 @@
+"""What a worker holds: its runs and their slots, what waits to be started, what waits to be told to Redis.
+
+The parts of the worker share one of these. Everything here runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from chronosd.board import Board, Cell
+from chronosd.broker.keys import QueueKeys
+from chronosd.worker.complete import Outbox, Sending
+from chronosd.worker.run import Run
+
+Key = tuple[int, bytes]
+"""An entry: its queue's index, and its id."""
+
+
+class Held:
+    """Queues are known by their index, as on the board."""
+
+    def __init__(self, board: Board, queues: Sequence[QueueKeys]) -> None:
+        self.board = board
+        self.queues = queues
+        self.outboxes = [Outbox(i, queue) for i, queue in enumerate(queues)]
+        self.unsent: list[Sending] = []
+        """Commands that have to be sent again."""
+        self.runs: dict[Key, Run] = {}
+        """Every run with a slot, until the reply to its end has arrived."""
+        self.buffer: deque[Run] = deque()
+        """Runs that wait to be started."""
+        self.delivered: list[Key] = []
+        """Entries that are ours, to be taken in by the next fetch."""
+        self.free_slots = list(range(board.capacity - 1, -1, -1))
+        self.is_fetching = True
+        self.wake = asyncio.Event()
+        """Set with every change that the loop may have been waiting for."""
+
+    def claim(self, key: Key) -> int:
+        """Puts an entry on the board; -1 if there is no slot: then it must not run."""
+        if not self.free_slots:
+            return -1
+        slot = self.free_slots.pop()
+        self.board.claim(slot, key[1], key[0], time.monotonic_ns())
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Takes an entry off the board."""
+        self.board.free(slot)
+        self.free_slots.append(slot)
+
+    def forget(self, run: Run) -> None:
+        """Takes a run off the board: its end has been told, or it is somebody else's."""
+        self.runs.pop((run.queue, run.entry), None)
+        if run.slot >= 0:
+            self.free(run.slot)
+            run.slot = -1
+
+    def release(self, key: Key, task_id: str) -> None:
+        """Hands an entry back, uncharged, with the next cycle."""
+        self.board.cells[Cell.RELEASED] += 1
+        self.outboxes[key[0]].released.append((key[1], task_id))
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether anything that ended still waits for Redis."""
+        return bool(self.unsent) or any(len(box) for box in self.outboxes)
+
+    def sendable(self, resting: Collection[int]) -> bool:
+        """Whether there is something for the next cycle beside a fetch."""
+        if not resting:
+            return self.unsettled or bool(self.delivered)
+        return (
+            any(sending.index not in resting for sending in self.unsent)
+            or any(len(box) and box.index not in resting for box in self.outboxes)
+            or any(index not in resting for index, _ in self.delivered)
+        )
+
+    def take(self, resting: Collection[int]) -> list[Sending]:
+        """What is to be sent now; the rest stays."""
+        sendings, self.unsent = self.unsent, []
+        if resting:
+            self.unsent = [sending for sending in sendings if sending.index in resting]
+            sendings = [sending for sending in sendings if sending.index not in resting]
+        for box in self.outboxes:
+            if len(box) and box.index not in resting:
+                sendings += box.take()
+        return sendings
+
+    def told(self, sending: Sending) -> None:
+        """The reply to a command has arrived: its entries are off the board."""
+        runs, index = self.runs, sending.index
+        for entry in sending.entries:
+            run = runs.get((index, entry))
+            if run is not None:
+                self.forget(run)
+
+    def ending(self) -> set[Key]:
+        """Entries whose end is under way, or that are about to be taken in."""
+        keys = {(sending.index, entry) for sending in self.unsent for entry in sending.entries}
+        for box in self.outboxes:
+            keys.update((box.index, entry) for entry in box.entries())
+        keys.update(self.delivered)
+        return keys

@@ -1,0 +1,166 @@
+"""From what Redis delivered to runs that wait in the buffer, or to the end of what cannot run here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from chronosd import log
+from chronosd.board import Cell
+from chronosd.broker import consume
+from chronosd.broker.consume import Dead, Fetched
+from chronosd.broker.keys import Field
+from chronosd.broker.message import Message, decode
+from chronosd.broker.runner import AsyncRunner
+from chronosd.errors import BrokerError, MessageError
+from chronosd.handlers import Handler
+from chronosd.worker.complete import put_off
+from chronosd.worker.execute import hide
+from chronosd.worker.held import Held, Key
+from chronosd.worker.run import Run
+from chronosd.worker.trouble import Troubles
+
+BODY_S = 60.0
+"""How long the reading of one long body may take; it has a connection of its own."""
+
+_log = log.get_logger("chronosd.worker")
+
+
+class _Reading(NamedTuple):
+    """A long body that is being read."""
+
+    slot: int
+    task_id: str
+    task: asyncio.Task[None]
+
+
+class Intake:
+    """Admits what was fetched.
+
+    Args:
+        bodies: the connection over which long bodies are read.
+        max_payload: bytes; a longer payload is not run.
+        admitted: called when something was admitted at another time than in :meth:`admit`'s caller.
+    """
+
+    def __init__(
+        self,
+        held: Held,
+        handlers: Mapping[str, Handler],
+        bodies: AsyncRunner,
+        troubles: Troubles,
+        *,
+        max_payload: int,
+        admitted: Callable[[], None],
+    ) -> None:
+        self._held = held
+        self._handlers = handlers
+        self._bodies = bodies
+        self._troubles = troubles
+        self._max_payload = max_payload
+        self._admitted = admitted
+        self._turn = asyncio.Lock()
+        self.reading: dict[Key, _Reading] = {}
+
+    def admit(self, index: int, item: Fetched) -> None:
+        """A fetched task takes a slot and waits in the buffer, or ends at once if it cannot run here."""
+        held = self._held
+        queue = held.queues[index]
+        if not item.task_id:
+            record = consume.undecodable(queue, item.entry, item.msg or b"")
+            held.outboxes[index].buried.append((item.entry, record))
+            return
+        key = (index, item.entry)
+        if item.msg is None:
+            self._read(key, item)
+            return
+        try:
+            message = decode(item.msg)
+        except MessageError as error:
+            self._bury(index, item, f"undecodable message: {error}")
+            return
+        if len(message.payload) > self._max_payload:
+            size = len(message.payload)
+            self._bury(index, item, f"the payload is {size} bytes long, max_payload is {self._max_payload}")
+            return
+        # Redis knows the task by its key and acknowledges on the queue's stream, whatever the text says.
+        message.id, message.queue = item.task_id, queue.name
+        handler = self._handlers.get(message.kind)
+        if handler is None or message.workflow:
+            self._put_off(index, message, item, handler)
+            return
+        slot = held.claim(key)
+        if slot < 0:  # unheard of; but what cannot be on the board must not run
+            held.release(key, item.task_id)
+            return
+        # Go may have stored a new task under the old id: crashes that were never charged are not its own.
+        crashes = item.crashes if item.crashes <= message.retried else 0
+        now_ns = time.monotonic_ns()
+        run = Run(slot, item.entry, index, message, handler, crashes, now_ns, item.free_starts)
+        held.runs[key] = run
+        held.buffer.append(run)
+
+    def _bury(self, index: int, item: Fetched, why: str) -> None:
+        """Dead-letters a task whose message is left as it is, for whoever wants to look at it."""
+        held = self._held
+        held.outboxes[index].dead.append(Dead(item.entry, item.task_id, None, {Field.ERROR: why}))
+        held.board.cells[Cell.ARCHIVED] += 1
+        _log.error("task archived", task_id=item.task_id, queue=held.queues[index].name, error=why)
+
+    def _put_off(self, index: int, message: Message, item: Fetched, handler: Handler | None) -> None:
+        why = "chains and groups need a newer worker"
+        if handler is None:
+            why = f"no handler for kind {message.kind[:200]!r}"
+        move = put_off(item.entry, message, why, item.unknown_since)
+        self._held.outboxes[index].add(move)
+        facts = {"task_id": message.id, "queue": message.queue, "error": why}
+        if isinstance(move, Dead):
+            _log.error("task archived", **facts)
+        elif not item.unknown_since:
+            _log.warning("task put off", **facts)
+
+    # -- bodies that were too long for the common reply -----------------------------------------
+
+    def _read(self, key: Key, item: Fetched) -> None:
+        slot = self._held.claim(key)
+        if slot < 0:
+            self._held.release(key, item.task_id)
+            return
+        task = asyncio.get_running_loop().create_task(self._read_body(key, item))
+        hide(task)
+        self.reading[key] = _Reading(slot, item.task_id, task)
+
+    async def _read_body(self, key: Key, item: Fetched) -> None:
+        """Reads one body; meanwhile the cycles go on."""
+        try:
+            async with self._turn:  # one at a time: each may be as large as Redis allows
+                raw = await self._bodies.run(consume.body(self._held.queues[key[0]], item.task_id))
+        except BrokerError as error:
+            self._troubles.note("long bodies", error)
+            raw = None
+        if key not in self.reading:
+            return  # lost or handed back meanwhile
+        self.stop(key)
+        if raw is None:
+            self._held.release(key, item.task_id)
+        else:
+            self._troubles.over("long bodies")
+            self.admit(key[0], item._replace(msg=raw))
+        if not self.reading:
+            await self._bodies.aclose()
+        self._admitted()
+
+    def stop(self, key: Key) -> str:
+        """Ends the reading of a body and frees its slot; returns the task's id."""
+        reading = self.reading.pop(key)
+        if reading.task is not asyncio.current_task():
+            reading.task.cancel()
+        self._held.free(reading.slot)
+        return reading.task_id
+
+    def hand_back(self) -> None:
+        """Hands back every task whose body is being read."""
+        for key in list(self.reading):
+            self._held.release(key, self.stop(key))

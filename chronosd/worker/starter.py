@@ -1,0 +1,169 @@
+"""From the buffer to the executor, and from there to the outboxes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from chronosd import log
+from chronosd.board import Cell
+from chronosd.broker.consume import Again, Dead, Done
+from chronosd.outcome import Outcome, Succeeded
+from chronosd.worker.complete import Move, conclude
+from chronosd.worker.execute import Executor
+from chronosd.worker.held import Held
+from chronosd.worker.run import Cancelled, Run
+
+_log = log.get_logger("chronosd.worker")
+
+
+class Starter:
+    """Starts what is buffered.
+
+    Args:
+        concurrency: the most runs at a time.
+        alone_from: how many crashes a task must have behind it to run alone.
+    """
+
+    def __init__(self, held: Held, *, concurrency: int, alone_from: int) -> None:
+        self._held = held
+        self._concurrency = concurrency
+        self._alone_from = alone_from
+        self.executor: Executor
+        """Set before the first start; it has what tasks are given."""
+        self.active = 0
+        """Runs whose handlers have not ended."""
+        self.solo: Run | None = None
+        """The run that is, or is to be, alone."""
+        self.is_doubtful = False
+        """Leases have to be looked at before anything is started."""
+        self.fresh: list[Run] = []
+        """Started since the last cycle was sent."""
+        self.ended = 0
+        self.held_ns = 0
+        """How long those held their slots."""
+        self._starting = False
+
+    def start(self) -> None:
+        """Starts what is buffered, as far as there are free slots and no doubt about leases."""
+        if self._starting:
+            return  # a run that ends where it starts calls us: the loop below goes on by itself
+        buffer = self._held.buffer
+        self._starting = True
+        try:
+            while buffer and self.active < self._concurrency and not self.is_doubtful:
+                if self.solo is not None:
+                    if self.active:
+                        return
+                elif buffer[0].crashes >= self._alone_from:
+                    self._isolate(buffer[0])
+                    continue
+                run = buffer.popleft()
+                self.active += 1
+                self.fresh.append(run)
+                self.executor.start(run)
+        finally:
+            self._starting = False
+
+    def _isolate(self, run: Run) -> None:
+        """A task that has taken workers down runs alone: nobody else shall pay for it again."""
+        self.solo = run
+        self.hand_back()
+
+    def hand_back(self) -> None:
+        """What is buffered and not started goes back, uncharged; only a run that is to be alone stays."""
+        held = self._held
+        kept = self.solo if held.is_fetching and self.solo in held.buffer else None
+        for run in held.buffer:
+            if run is not kept:
+                held.release((run.queue, run.entry), run.message.id)
+        if kept is None and self.solo in held.buffer:
+            self.solo = None
+        held.buffer.clear()
+        if kept is not None:
+            held.buffer.append(kept)
+        held.wake.set()
+
+    def unstarted(self, run: Run) -> None:
+        """A run whose handler was not entered after all: it may not be ours any more."""
+        held = self._held
+        self.active -= 1
+        if run.timer is not None:
+            run.timer.cancel()
+            run.timer = None
+        if run.dropped:
+            self._forget(run)
+        else:
+            run.cancelled = None
+            self.is_doubtful = True
+            held.buffer.appendleft(run)
+        if not held.is_fetching:
+            self.hand_back()
+        held.wake.set()
+
+    def finished(self, run: Run, outcome: Outcome | None) -> None:
+        """A run has ended; None: its lease was lost, or the drain cut it short."""
+        held = self._held
+        self.active -= 1
+        self.ended += 1
+        self.held_ns += time.monotonic_ns() - (run.started_ns or run.claimed_ns)
+        if run is self.solo:
+            self.solo = None
+        held.wake.set()
+        if run.dropped:
+            self._forget(run)
+        elif outcome is None:
+            held.release((run.queue, run.entry), run.message.id)
+        else:
+            handler = run.handler
+            move = conclude(
+                run.entry, run.message, outcome, handler.retry_base, handler.retry_cap, run.free_starts
+            )
+            held.outboxes[run.queue].add(move)
+            self._report(run, outcome, move)
+        if held.buffer:
+            self.start()
+
+    def _report(self, run: Run, outcome: Outcome, move: Move) -> None:
+        board = self._held.board
+        if isinstance(outcome, Succeeded):
+            board.cells[Cell.SUCCEEDED] += 1
+            if isinstance(move, Done):
+                board.succeed(run.slot)
+            else:
+                board.finish(run.slot)
+            return
+        board.finish(run.slot)
+        message = run.message
+        facts: dict[str, Any] = {
+            "task_id": message.id,
+            "kind": message.kind,
+            "queue": message.queue,
+            "attempt": message.retried + run.free_starts + 1,
+            "error": outcome.error,
+        }
+        if isinstance(move, Again):
+            board.cells[Cell.RETRIED] += 1
+            _log.warning("task failed, will retry", delay_s=round(move.delay_s, 3), **facts)
+        elif isinstance(move, Dead):
+            board.cells[Cell.ARCHIVED] += 1
+            _log.error("task archived", **facts)
+        else:
+            _log.error("task discarded", **facts)
+
+    def lose(self, run: Run) -> None:
+        """A run is somebody else's: it is cancelled or not started, and its result dropped."""
+        self._held.board.cells[Cell.LEASES_LOST] += 1
+        _log.warning("lease lost", task_id=run.message.id, queue=run.message.queue)
+        if run in self.executor.running:
+            self.executor.cancel(run, Cancelled.LOST)
+            return
+        run.dropped = True
+        if run in self._held.buffer:
+            self._held.buffer.remove(run)
+        self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        if run is self.solo:
+            self.solo = None
+        self._held.forget(run)
