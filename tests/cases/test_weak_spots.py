@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -42,18 +42,20 @@ def test_weak_12_the_end_of_one_run_does_not_end_the_heartbeat_of_another_of_the
     """Runs were tracked by task id: of two with one id (a producer had overwritten the first) the end of one
     stopped the other's heartbeat, and it was taken over and ran a third time."""
     one = daemon(workers=1, **LEASES).start()
-    task_id = client.enqueue("count", {"sleep": 2.0}, task_id="twice").id
+    task_id = client.enqueue("count", {"sleep": 1.0}, task_id="twice").id
     wait_until(lambda: one.ledger.starts()[task_id] == 1, what="its first run")
     # what chronos-go's producer does: it overwrites the hash and adds an entry, whatever runs
-    raw = json.loads(queue.field(task_id, "msg") or b"{}")
-    queue.redis.hset(queue.keys.task(task_id), mapping={"msg": json.dumps(raw), "state": "1"})
+    message = json.loads(queue.field(task_id, "msg") or b"{}")
+    message["payload"] = base64.b64encode(b'{"sleep":4.0}').decode()
+    queue.redis.hset(queue.keys.task(task_id), mapping={"msg": json.dumps(message), "state": "1"})
     queue.redis.xadd(queue.keys.stream, {"task_id": task_id})
     rival = daemon(workers=1, **LEASES).start()
     wait_until(lambda: queue.entries() == 0, timeout_s=30, what="an empty stream")
-    time.sleep(1.5)  # longer than a lease: nothing is to happen, there is no condition to wait for
     starts = one.ledger.starts() + rival.ledger.starts()
     assert starts == one.ledger.ends() + rival.ledger.ends()
     assert starts[task_id] == 2, "once for each time it was enqueued"
+    short, long = (e.at_ns / 1e9 for e in one.ledger.entries("end"))
+    assert long - short > 2, "it went on for two leases after the end of the other"
     assert queue.bodies() == set()
     assert [one.stop(), rival.stop()] == [0, 0]
 
