@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from chronosd import RetryIn, Task
 
 
-class ServiceDown(Exception):  # noqa: N818 - says what is the case
+class ServiceDown(Exception):
     """The service did not answer."""
 
 
