@@ -77,7 +77,8 @@ def test_a_segfault_is_archived_with_its_signals_and_every_task_beside_it_succee
         assert [death["signal"] for death in evidence] == [11, 11, 11]
         assert all("in segfault" in death["stack"] for death in evidence)
         repeats += sum(one.ledger.starts().values()) - before - good - 3
-    assert {e.attempt for e in one.ledger.entries("start") if e.id in one.ledger.ends()} == {1}
+    ended = one.ledger.ends()
+    assert {e.attempt for e in one.ledger.entries("start") if e.id in ended} == {1}
     deaths = one.log_records("worker died")
     assert len(deaths) == 3 * poison_rounds
     assert all(death["tasks"]["charged"] == 1 for death in deaths)
