@@ -53,24 +53,24 @@ def guarded(command: Callable[[], int | None]) -> int:
         return INTERRUPTED
     except click.UsageError as exc:
         if isinstance(exc, _ASKED_NOTHING):
-            return _say([exc.format_message()], USAGE)
+            return say([exc.format_message()], USAGE)
         name = exc.ctx.command_path if exc.ctx else "chronosd"
-        return _say([f"{name}: {_sentence(exc.format_message())}; see `{name} --help`"], USAGE)
+        return say([f"{name}: {_sentence(exc.format_message())}; see `{name} --help`"], USAGE)
     except click.ClickException as exc:
-        return _say([f"chronosd: {exc.format_message()}"], RUNTIME)
+        return say([f"chronosd: {exc.format_message()}"], RUNTIME)
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except ConfigError as exc:
-        return _say(exc.problems, CONFIG)
+        return say(exc.problems, CONFIG)
     except ChronosError as exc:
-        return _say([f"chronosd: {explain(exc)}"], code_of(exc))
+        return say([f"chronosd: {explain(exc)}"], code_of(exc))
     except OSError as exc:
         if exc.errno in _CANNOT_WRITE:
             _abandon_stdout()
-            return _say([f"chronosd: cannot write: {exc.strerror}"], RUNTIME)
+            return say([f"chronosd: cannot write: {exc.strerror}"], RUNTIME)
         if exc.filename is None:  # not about a file that somebody named: a fault
             raise
-        return _say([f"chronosd: {exc.filename}: {exc.strerror}"], RUNTIME)
+        return say([f"chronosd: {exc.filename}: {exc.strerror}"], RUNTIME)
 
 
 def _abandon_stdout() -> None:
@@ -83,6 +83,9 @@ def code_of(exc: ChronosError) -> int:
     """The exit code for an error of the library."""
     if isinstance(exc, BrokerUnavailable):
         return UNREACHABLE
+    code = getattr(exc, "code", None)
+    if isinstance(code, int):
+        return code
     return USAGE if isinstance(exc, InvalidTask) else RUNTIME
 
 
@@ -96,7 +99,8 @@ def _sentence(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _say(lines: Sequence[str], code: int) -> int:
+def say(lines: Sequence[str], code: int) -> int:
+    """Prints lines on stderr, as far as there is anybody to read them; returns ``code``."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     with contextlib.suppress(OSError):

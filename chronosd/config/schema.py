@@ -249,6 +249,11 @@ class Config(_Section):
         """The directory of the file, which relative paths in it start from."""
         return self._source.path.parent
 
+    @property
+    def source(self) -> str:
+        """How the file is called in messages."""
+        return self._source.name
+
     def where(self, path: str) -> str:
         """``chronos.yaml:12:5`` for the key of a dotted path such as ``handlers.email:send``.
 
@@ -266,8 +271,6 @@ NOT_YET: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...] = (
     (("queues", "*", "rate_limit"), (None,)),
     (("on_dead_letter",), (None,)),
     (("schedules",), ({},)),
-    (("recycle", "max_tasks"), (0,)),
-    (("recycle", "max_memory"), (0, "0", "0B")),
     (("http",), (None,)),
 )
 """Keys whose feature is not built yet, and the spellings of the default, which is all they take."""

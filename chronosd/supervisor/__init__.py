@@ -10,15 +10,24 @@ obeyed and the watchdog fed whatever Redis does.
     main.py          puts the pieces together; exit codes
     loop.py          the loop: signals, deaths, timers -> handle_<name>
     descriptors.py   what is waited for, and who handles it
-    fleet.py         the workers: spawn, gate, restart, drain, kill
+    fleet.py         the workers: gate, restart, drain, kill, how many there are
+    spawn.py         makes one of them
     worker.py        one of them, as the supervisor knows it
+    orders.py        what can be asked of the daemon, by signal or over the control socket
+    control.py       the control socket; answers.py: what it is asked
+    status.py        how things stand
+    reload.py        from an edited file to a generation of workers that runs it, or back
+    preflight.py     tries a changed configuration in a child that is thrown away
+    leftovers.py     what a change would leave in Redis with nobody to run it
+    recycle.py       workers replaced one at a time
     process.py       fork and what a child must do first
     signals.py       caught before anything else is imported
     restarts.py      how long to wait before a worker is replaced (pure)
     rounds.py        all work against Redis, and in which order
     steps.py         timed work against Redis, one round trip at a time
     availability.py  whether Redis is there; asks through a throwaway child while it is not
-    incarnation.py   the lock and the boards of this run, and those of the dead ones before it
+    incarnation.py   the lock and the boards of this run
+    inheritance.py   those of dead runs before it
     recovery.py      settles what dead workers left
     verdict.py       who is to blame for a death (pure)
     overrun.py       tasks past their deadline and loops that stand still

@@ -56,7 +56,8 @@ class Availability:
         random: Callable[[], float] = random.random,
     ) -> None:
         self._url = url
-        self._password = password
+        self.password = password
+        """Asked at every new connection."""
         self._abandon = abandon
         self._descriptors = descriptors
         self._random = random
@@ -93,7 +94,7 @@ class Availability:
 
     def _begin_probe(self, now: float) -> None:
         try:
-            password = self._password()
+            password = self.password()
         except ChronosError as error:
             self._failed(str(error), now)  # its file is being replaced, perhaps: asked for again each time
             return

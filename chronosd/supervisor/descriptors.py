@@ -28,8 +28,12 @@ class Descriptors:
         self._selector = selectors.DefaultSelector()
 
     def watch(self, descriptor: int | HasFileno, handle: Callable[[], None]) -> None:
-        """Calls ``handle`` whenever the descriptor is readable."""
+        """Calls ``handle`` whenever the descriptor is readable, also at its end."""
         self._selector.register(descriptor, selectors.EVENT_READ, handle)
+
+    def watch_writable(self, descriptor: int | HasFileno, handle: Callable[[], None]) -> None:
+        """Calls ``handle`` whenever the descriptor takes data."""
+        self._selector.register(descriptor, selectors.EVENT_WRITE, handle)
 
     def unwatch(self, descriptor: int | HasFileno) -> None:
         """Before the descriptor is closed. One that is not watched is left alone."""
@@ -39,7 +43,7 @@ class Descriptors:
             pass  # its end had been seen before
 
     def wait(self, timeout_s: float) -> list[selectors.SelectorKey]:
-        """What is readable, waiting at most so long for it."""
+        """What is ready, waiting at most so long for it."""
         return [key for key, _ in self._selector.select(timeout_s)]
 
     def dispatch(self, keys: list[selectors.SelectorKey]) -> None:

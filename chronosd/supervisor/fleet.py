@@ -1,37 +1,31 @@
-"""The workers: forked, let through the gate, watched, replaced, drained, killed.
+"""The workers: forked, let through the gate, replaced, drained, killed.
 
-Every worker has a place (0 to N-1) that outlives it. Nothing here talks to Redis; a death is handed to
-``on_death`` with everything that is known of it.
+Every worker that fetches has a place (0 to N-1) that outlives it. Those that are still to get one (the next
+generation of a reload, the successor of a recycled worker) are ``coming``, those that have lost theirs are
+``leaving``. Nothing here talks to Redis; a death is handed on with everything that is known of it.
 """
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from chronosd.board import Board
 from chronosd.config.schema import Config
-from chronosd.link import Link, WorkerSpec, board_capacity
 from chronosd.log import get_logger
-from chronosd.supervisor import process
 from chronosd.supervisor.descriptors import Descriptors
-from chronosd.supervisor.incarnation import Incarnation
 from chronosd.supervisor.process import Exit
 from chronosd.supervisor.restarts import Restarts
-from chronosd.supervisor.stacks import Stacks
+from chronosd.supervisor.spawn import Spawner
 from chronosd.supervisor.verdict import Reason
 from chronosd.supervisor.worker import Phase, Worker
 
 log = get_logger("chronosd.supervisor")
 
-WorkerTarget = Callable[[WorkerSpec], int]
+_TELL_AGAIN_S = 0.05
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Place:
     """Where one worker belongs: its restarts are counted here."""
 
@@ -45,29 +39,18 @@ class Place:
 class Fleet:
     """All workers of the daemon."""
 
-    def __init__(
-        self,
-        config: Config,
-        target: WorkerTarget,
-        incarnation: Incarnation,
-        redis_url: str,
-        *,
-        abandon: Callable[[], None],
-        descriptors: Descriptors,
-        on_death: Callable[[Worker], None],
-    ) -> None:
-        self._config = config
-        self._target = target
-        self._incarnation = incarnation
-        self._redis_url = redis_url
-        self._abandon = abandon
+    def __init__(self, config: Config, spawner: Spawner, descriptors: Descriptors) -> None:
+        self.config = config
+        """What new workers run."""
+        self.revision = 1
+        """Counts the configurations that have been in effect."""
+        self._spawner = spawner
         self._descriptors = descriptors
-        self._on_death = on_death
-        self._capacity = board_capacity(config)
-        self._generation = 0
         self.places = [Place(index) for index in range(config.workers)]
+        self.coming: list[Worker] = []
+        """Workers without a place as yet, which have never fetched."""
         self.leaving: list[Worker] = []
-        """Workers without a place: drained away by a scale-down."""
+        """Workers without a place any more: they drain, or have been killed."""
         self.gate_open = False
         self.is_quiet = False
         self.stopping = False
@@ -75,6 +58,7 @@ class Fleet:
     def __iter__(self) -> Iterator[Worker]:
         """Every worker that lives, or whose death has not been seen."""
         yield from [place.worker for place in self.places if place.worker is not None]
+        yield from list(self.coming)
         yield from list(self.leaving)
 
     @property
@@ -88,6 +72,7 @@ class Fleet:
 
     @property
     def ready_count(self) -> int:
+        """How many places have a worker that may fetch."""
         return sum(1 for p in self.places if p.worker is not None and p.worker.phase is Phase.RUNNING)
 
     def by_pid(self, pid: int) -> Worker | None:
@@ -101,11 +86,14 @@ class Fleet:
         instants = [w.kill_at for w in self if w.kill_at is not None]
         if not self.stopping:
             instants += [p.spawn_at for p in self.places if p.spawn_at is not None]
+        if any(worker.owed for worker in self):
+            instants.append(time.monotonic() + _TELL_AGAIN_S)
         return min(instants, default=float("inf"))
 
     def tick(self, now: float) -> None:
         """Forks the workers that are due and kills those that are overdue."""
         for worker in self:
+            worker.tell_again()
             if worker.kill_at is not None and worker.kill_at <= now:
                 if worker.phase is Phase.STARTING and worker.reason is None:
                     log.error(
@@ -125,9 +113,8 @@ class Fleet:
                 return  # one fork between two looks at the selector
 
     def _spawn(self, place: Place, now: float) -> None:
-        self._generation += 1
         try:
-            worker = self._fork(place.index, self._generation, now)
+            worker = self._spawner.spawn(place.index, self.config, self.revision, now, self._handle_word)
         except OSError as error:
             delay = place.restarts.after(lived_ready_s=None, completed=0)
             log.error(
@@ -136,51 +123,16 @@ class Fleet:
             place.spawn_at = now + delay
             return
         place.worker, place.spawn_at = worker, None
-        self._descriptors.watch(worker.child, partial(self._on_death, worker))
-        self._descriptors.watch(worker.link, partial(self._handle_word, worker))
-        log.debug("worker forked", worker=place.index, pid=worker.child.pid, consumer=worker.spec.consumer)
 
-    def _fork(self, index: int, generation: int, now: float) -> Worker:
-        consumer = self._incarnation.consumer(index, generation)
-        with ExitStack() as undo:
-            board = Board.create(
-                self._incarnation.board_path(index, generation),
-                self._capacity,
-                consumer=consumer,
-                queues=tuple(self._config.queues),
-            )
-            undo.callback(board.unlink)
-            undo.callback(board.close)
-            ours, theirs = Link.pair()
-            undo.callback(ours.close)
-            undo.callback(theirs.close)
-            stacks = Stacks.create(f"chronosd-{index}.{generation}")
-            undo.callback(stacks.close)
-            spec = WorkerSpec(
-                index=index,
-                generation=generation,
-                consumer=consumer,
-                config=self._config,
-                board=board,
-                link=theirs,
-                redis_url=self._redis_url,
-                stack_fd=stacks.fd,
-            )
+    def fork(self, index: int, now: float, config: Config | None = None) -> Worker:
+        """Forks a worker that has no place yet; of the next revision if a configuration is given.
 
-            def abandon() -> None:
-                ours.close()
-                self._abandon()
-
-            child = process.fork(
-                lambda: self._target(spec),
-                title=f"chronosd: worker {index}",
-                abandon=abandon,
-                stack_fd=stacks.fd,
-            )
-            undo.pop_all()
-        theirs.close()
-        limit = now + self._config.startup_timeout
-        return Worker(spec, child, ours, stacks, started_at=now, kill_at=limit)
+        Raises OSError.
+        """
+        revision = self.revision if config is None else self.revision + 1
+        worker = self._spawner.spawn(index, config or self.config, revision, now, self._handle_word)
+        self.coming.append(worker)
+        return worker
 
     # -- what workers say -------------------------------------------------------------------------
 
@@ -198,6 +150,7 @@ class Fleet:
                     # It was told to stop, by us or by somebody's SIGTERM, and did: nobody is to blame.
                     worker.reason = worker.reason or Reason.STOP
                     worker.phase = Phase.STOPPING
+                    worker.has_drained = True
 
     def _handle_ready(self, worker: Worker) -> None:
         worker.ready_at = time.monotonic()
@@ -211,21 +164,62 @@ class Fleet:
             pid=worker.child.pid,
             took_ms=round((worker.ready_at - worker.started_at) * 1000),
         )
-        if self.gate_open:
+        if self.gate_open and worker not in self.coming:
             self._let_through(worker)
 
     def open_gate(self) -> None:
         """Lets every ready worker fetch, and from now on each as soon as it is ready."""
         self.gate_open = True
-        for worker in self:
-            if worker.phase is Phase.READY:
-                self._let_through(worker)
+        for place in self.places:
+            if place.worker is not None and place.worker.phase is Phase.READY:
+                self._let_through(place.worker)
 
     def _let_through(self, worker: Worker) -> None:
+        worker.has_begun = True
         if worker.link.send({"t": "go"}):
             worker.phase = Phase.RUNNING
             if self.is_quiet:
-                worker.link.send({"t": "quiet"})
+                worker.tell({"t": "quiet"})
+
+    # -- replacements -----------------------------------------------------------------------------
+
+    def install(self, workers: Sequence[Worker], config: Config) -> list[Worker]:
+        """The next generation takes over: all of it fetches before any of the present one stops.
+
+        Returns the workers that drain now.
+        """
+        old = [place.worker for place in self.places if place.worker is not None]
+        self.config, self.revision = config, self.revision + 1
+        self.places = [Place(index, worker, spawn_at=None) for index, worker in enumerate(workers)]
+        for worker in workers:
+            self.coming.remove(worker)
+            self._let_through(worker)
+        for worker in old:
+            self._dismiss(worker, Reason.RELOAD)
+        return [worker for worker in old if worker.has_begun]
+
+    def succeed(self, place: Place, successor: Worker, reason: Reason) -> None:
+        """A ready worker takes over one place, whose worker drains."""
+        old = place.worker
+        self.coming.remove(successor)
+        place.worker, place.spawn_at = successor, None
+        self._let_through(successor)
+        if old is not None:
+            self._dismiss(old, reason)
+
+    def discard(self, worker: Worker, reason: Reason) -> None:
+        """Kills a worker that never fetched."""
+        if worker in self.coming:
+            self.coming.remove(worker)
+            self._dismiss(worker, reason)
+
+    def _dismiss(self, worker: Worker, reason: Reason) -> None:
+        """A worker without a place: it drains, bounded only by its tasks' own timeouts."""
+        self.leaving.append(worker)
+        if not worker.has_begun:
+            worker.kill(reason)  # nothing to finish, and an import may take for ever
+        elif worker.phase is not Phase.STOPPING and not worker.killed:
+            worker.drain(reason, None)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -235,9 +229,11 @@ class Fleet:
         self._descriptors.unwatch(worker.link)
         worker.exit = exit_
         worker.link.close()
-        if worker in self.leaving:
-            self.leaving.remove(worker)
-            return
+        worker.owed.clear()
+        for without_place in (self.leaving, self.coming):
+            if worker in without_place:
+                without_place.remove(worker)
+                return
         place = next(p for p in self.places if p.worker is worker)
         place.worker = None
         lived = None if worker.ready_at is None else now - worker.ready_at
@@ -247,21 +243,22 @@ class Fleet:
             log.warning("worker restart delayed", worker=place.index, retry_in_s=round(delay, 2))
 
     def drain(self, timeout_s: float, kill_grace_s: float, now: float) -> None:
-        """Tells every worker to stop fetching and finish; whoever has not after both times is killed."""
+        """Tells every worker to stop fetching and finish; whoever has not after both times is killed.
+
+        Those that drain already, for as long as their tasks take, get the same limit.
+        """
         self.stopping = True
         for worker in self:
-            if worker.reason is not None:
+            if worker.killed:
                 continue
-            if worker.phase in (Phase.STARTING, Phase.READY):
+            if not worker.has_begun:
                 # It has never fetched: there is nothing to finish, and an import may take for ever.
                 worker.kill(Reason.STOP)
                 continue
-            worker.reason = Reason.STOP
-            worker.phase = Phase.STOPPING
-            worker.kill_at = now + timeout_s + kill_grace_s
-            worker.child.send(signal.SIGCONT)  # somebody may have stopped it; it could not drain then
-            if not worker.link.send({"t": "drain", "timeout": timeout_s}):
-                worker.child.send(signal.SIGTERM)
+            limit = now + timeout_s + kill_grace_s
+            worker.kill_at = limit if worker.kill_at is None else min(limit, worker.kill_at)
+            if not worker.has_drained:
+                worker.drain(Reason.STOP, timeout_s)
 
     def kill_all(self, reason: Reason) -> None:
         self.stopping = True
@@ -273,28 +270,18 @@ class Fleet:
         self.is_quiet = is_quiet
         for worker in self:
             if worker.phase is Phase.RUNNING:
-                worker.link.send({"t": "quiet" if is_quiet else "resume"})
+                worker.tell({"t": "quiet" if is_quiet else "resume"})
 
     # -- size -------------------------------------------------------------------------------------
 
-    def grow(self) -> None:
-        """One worker more."""
-        self.places.append(Place(len(self.places)))
-
-    def shrink(self) -> bool:
-        """One worker less: the last one drains, bounded only by its tasks' own timeouts."""
-        if len(self.places) <= 1:
-            return False
-        worker = self.places.pop().worker
-        if worker is not None:
-            worker.reason = worker.reason or Reason.STOP
-            if worker.phase is Phase.RUNNING and worker.link.send({"t": "drain", "timeout": None}):
-                worker.phase = Phase.STOPPING
-                self.leaving.append(worker)
-            else:
-                self.leaving.append(worker)
-                worker.kill(Reason.STOP)
-        return True
+    def resize(self, count: int) -> None:
+        """Exactly so many places: further ones are filled at the next turns, surplus workers drain."""
+        while len(self.places) < count:
+            self.places.append(Place(len(self.places)))
+        while len(self.places) > count:
+            worker = self.places.pop().worker
+            if worker is not None:
+                self._dismiss(worker, Reason.SCALE)
 
     def abandon(self) -> None:
         """In a child: closes the supervisor's ends of every worker."""

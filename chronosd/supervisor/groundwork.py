@@ -39,7 +39,9 @@ class Groundwork:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._namespace = namespace
-        self._queues = queues
+        self._queues = tuple(queues)
+        self.laid: set[str] = set()
+        """Queues that have had their group."""
         self._grace = grace
         self._clock = clock
         self._offset: float | None = None
@@ -49,12 +51,18 @@ class Groundwork:
         self.is_laid = False
         """Whether Redis has taken the groundwork since the daemon started, for one queue at least."""
 
+    def look_after(self, queues: Sequence[QueueKeys]) -> None:
+        """From the next pass on these, and no others."""
+        self._queues = tuple(queues)
+        self.laid &= {queue.name for queue in queues}
+
     def run_once(self) -> Steps[Done]:
+        queues = self._queues  # they may change while the replies are on their way
         sent_at = self._clock()
         commands: list[Command[Any]] = [
             server.time(),
-            enqueue.register_queues(self._namespace, [queue.name for queue in self._queues]),
-            *(consume.create_group(queue) for queue in self._queues),
+            enqueue.register_queues(self._namespace, [queue.name for queue in queues]),
+            *(consume.create_group(queue) for queue in queues),
         ]
         if self.is_connection_new:
             # Loaded beforehand: the task of a dead worker shall not wait for the script that hands it back.
@@ -64,7 +72,7 @@ class Groundwork:
         server_time, registered, *groups = replies
         if self.is_connection_new:
             info = groups.pop()
-            del groups[len(self._queues) :]
+            del groups[len(queues) :]
             if not isinstance(info, BrokerError):
                 self._meet(info)
             self.is_connection_new = False
@@ -74,17 +82,19 @@ class Groundwork:
         if isinstance(registered, BrokerError):
             errors[""] = registered
         created = 0
-        for queue, reply in zip(self._queues, groups, strict=True):
+        for queue, reply in zip(queues, groups, strict=True):
             if isinstance(reply, BrokerError):
                 errors[queue.name] = reply
-            elif reply:
+                continue
+            if reply:
                 created += 1
-                if self.is_laid:
+                if queue.name in self.laid:
                     log.warning("consumer group had vanished, made again", queue=queue.name)
+            self.laid.add(queue.name)
         # One queue is enough: a key of the wrong type under another must not keep the daemon from starting.
-        if any(queue.name not in errors for queue in self._queues):
+        if any(queue.name not in errors for queue in queues):
             self.is_laid = True
-        return Done({"groups_created": created} if len(errors) < len(self._queues) else {}, None, errors)
+        return Done({"groups_created": created} if len(errors) < len(queues) else {}, None, errors)
 
     def _watch_clock(self, server_time: float, sent_at: float) -> None:
         now = self._clock()

@@ -8,17 +8,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from chronosd.log import get_logger
+from chronosd.config.schema import Config
+from chronosd.log import configure, get_logger
 from chronosd.supervisor import process, signals
+from chronosd.supervisor.answers import Answers
 from chronosd.supervisor.availability import Availability
+from chronosd.supervisor.control import Control
 from chronosd.supervisor.descriptors import Descriptors, Timed
 from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.keeper import Keeper
 from chronosd.supervisor.notify import Notifier
+from chronosd.supervisor.orders import Orders
 from chronosd.supervisor.overrun import Overruns
 from chronosd.supervisor.process import Exit
+from chronosd.supervisor.recycle import Recycler
+from chronosd.supervisor.reload import Reload
 from chronosd.supervisor.report import Report
 from chronosd.supervisor.rounds import Rounds
+from chronosd.supervisor.status import Status
 from chronosd.supervisor.verdict import Reason
 from chronosd.supervisor.worker import EXIT_COULD_NOT_LOAD, Worker
 
@@ -40,19 +47,15 @@ class Supervisor:
 
     def __init__(
         self,
+        config: Config,
         *,
-        startup_timeout_s: float,
-        shutdown_timeout_s: float,
-        kill_grace_s: float,
         notifier: Notifier,
         descriptors: Descriptors,
         is_burst: bool = False,
     ) -> None:
-        self._startup_timeout_s = startup_timeout_s
-        self._shutdown_timeout_s = shutdown_timeout_s
-        self._kill_grace_s = kill_grace_s
+        self._config = config
         self._notifier = notifier
-        self._is_burst = is_burst
+        self.is_burst = is_burst
         self._descriptors = descriptors
         descriptors.watch(signals.fileno(), signals.drain)
         self._started_at = time.monotonic()
@@ -68,6 +71,12 @@ class Supervisor:
         self.rounds: Rounds
         self.overruns: Overruns
         self.report: Report
+        self.reload: Reload
+        self.recycler: Recycler
+        self.orders: Orders
+        self.status: Status
+        self.answers: Answers
+        self.control: Control
         self.keeper: Keeper | None = None
 
     # -- the loop -----------------------------------------------------------------------------------
@@ -93,7 +102,10 @@ class Supervisor:
         return min(max(due_at - now, 0.0), _LONGEST_WAIT_S)
 
     def _timed(self) -> Sequence[Timed]:
-        timed: list[Timed] = [self.fleet, self.redis, self.overruns, self.report]
+        timed: list[Timed] = [
+            *(self.fleet, self.redis, self.overruns, self.reload, self.recycler),
+            *(self.report, self.control, self.answers),
+        ]
         return timed if self.keeper is None else [*timed, self.keeper]
 
     def handle_gap(self) -> None:
@@ -141,13 +153,13 @@ class Supervisor:
         if self.fleet.all_ready and self.rounds.is_laid:
             self._is_ready = True
             self.fleet.open_gate()
-            self._notifier.ready(self.status())
+            self._notifier.ready(self.status.line())
             log.info("ready", workers=len(self.fleet.places), took_s=round(self._age_s(), 3))
-        elif not self.rounds.is_laid and self._age_s() > self._startup_timeout_s:
+        elif not self.rounds.is_laid and self._age_s() > self._config.startup_timeout:
             why = self.redis.error or self.rounds.hindrance or "no answer"
-            log.error("redis unreachable, giving up", seconds=self._startup_timeout_s, error=why)
+            log.error("redis unreachable, giving up", seconds=self._config.startup_timeout, error=why)
             self._give_up(EXIT_UNREACHABLE)
-        elif self._age_s() > 2 * self._startup_timeout_s:
+        elif self._age_s() > 2 * self._config.startup_timeout:
             # Each attempt has its own limit; somebody (the kernel, out of memory) kills one after the other.
             log.error("workers do not become ready, giving up")
             self._give_up(EXIT_COULD_NOT_LOAD)
@@ -164,17 +176,6 @@ class Supervisor:
     def is_starting(self) -> bool:
         """Whether it is neither ready nor stopping."""
         return not self._is_ready and self._stop_by is None
-
-    def status(self) -> str:
-        """One line on how things stand."""
-        if self._stop_by is not None:
-            return "stopping"
-        line = f"{self.fleet.ready_count} of {len(self.fleet.places)} workers running"
-        if not self._is_ready:
-            line = "starting: " + line
-        if self.redis.error:
-            line += f"; redis is away: {self.redis.error}"
-        return line
 
     # -- workers --------------------------------------------------------------------------------------
 
@@ -207,9 +208,9 @@ class Supervisor:
         for signum, count in signals.take():
             getattr(self, f"handle_{signum.name.removeprefix('SIG').lower()}")(count)
 
-    def handle_quit(self, _count: int) -> None:
+    def handle_quit(self, _count: int, why: str = "SIGQUIT") -> None:
         """Hands everything back and ends now."""
-        log.info("stopping at once", signal="SIGQUIT")
+        log.info("stopping at once", asked_by=why)
         self._begin_stop()
         self.fleet.kill_all(Reason.QUIT)
 
@@ -229,16 +230,22 @@ class Supervisor:
 
     def handle_drain(self, why: str) -> None:
         """No task starts any more, those that run may finish, and then the daemon ends."""
-        log.info("draining", signal=why, timeout_s=self._shutdown_timeout_s)
+        if self._stop_by is not None:
+            return
+        log.info("draining", asked_by=why, timeout_s=self._config.shutdown_timeout)
         self._begin_stop()
-        self.fleet.drain(self._shutdown_timeout_s, self._kill_grace_s, time.monotonic())
+        self.fleet.drain(self._config.shutdown_timeout, self._config.kill_grace, time.monotonic())
 
     def handle_chld(self, _count: int) -> None:
         """Orphans of the workers land here, and on pid 1 everybody's: they are reaped and forgotten."""
         process.reap_strangers(self._is_known)
 
     def _is_known(self, pid: int) -> bool:
-        return self.fleet.by_pid(pid) is not None or (self.keeper is not None and self.keeper.is_child(pid))
+        return (
+            self.fleet.by_pid(pid) is not None
+            or self.reload.is_child(pid)
+            or (self.keeper is not None and self.keeper.is_child(pid))
+        )
 
     def handle_usr1(self, _count: int) -> None:
         """Logs what every worker is doing."""
@@ -246,47 +253,51 @@ class Supervisor:
 
     def handle_ttin(self, count: int) -> None:
         """One worker more for each."""
-        for _ in range(count):
-            self.fleet.grow()
-        log.info("workers", count=len(self.fleet.places))
+        self.orders.grow(count)
 
     def handle_ttou(self, count: int) -> None:
         """One worker less for each, never less than one."""
-        for _ in range(0 if self.fleet.stopping else count):
-            self.fleet.shrink()
-        log.info("workers", count=len(self.fleet.places))
+        self.orders.grow(-count)
 
     def handle_tstp(self, _count: int) -> None:
         """Stops fetching; what runs goes on."""
-        log.info("fetching stopped", signal="SIGTSTP")
-        self.fleet.quiet(True)
+        self.orders.quiet(True, "SIGTSTP")
 
     def handle_cont(self, _count: int) -> None:
         """Fetches again. Also what a shell sends to a stopped process, which then was not quiet."""
-        if self.fleet.is_quiet:
-            log.info("fetching resumed", signal="SIGCONT")
-            self.fleet.quiet(False)
+        self.orders.quiet(False, "SIGCONT")
 
     def handle_hup(self, _count: int) -> None:
-        """Reload: caught from the first version on, so that it never kills."""
-        log.warning("signal ignored: reload is not available in this version", signal="SIGHUP")
+        """Reload, now or after the one under way."""
+        self.reload.ask()
 
     def handle_usr2(self, _count: int) -> None:
-        """Rolling restart: likewise."""
-        log.warning("signal ignored: rolling restart is not available in this version", signal="SIGUSR2")
+        """Rolling restart."""
+        self.recycler.restart()
+
+    def apply(self, config: Config) -> None:
+        """A reload has succeeded: the supervisor's own work goes by the new configuration too."""
+        now = time.monotonic()
+        self._config = config
+        configure(config.log.level, config.log.format, role="supervisor")
+        self.redis.password = config.redis.password
+        self.rounds.apply(config, now)
+        self.overruns.tune(kill_grace_s=config.kill_grace, stall_timeout_s=config.stall_timeout)
+        self.recycler.tune(config.recycle)
+        self.report.extend_s = config.startup_timeout
 
     # -- stop -----------------------------------------------------------------------------------------
 
     def _begin_stop(self) -> None:
         if self._stop_by is None:
-            self._stop_by = time.monotonic() + self._shutdown_timeout_s
+            self._stop_by = time.monotonic() + self._config.shutdown_timeout
             self._notifier.stopping()
             self.rounds.begin_stop()
 
     def handle_stop(self) -> None:
         """Over when every worker is gone and what they left is settled, or Redis gets no more time."""
         if self._stop_by is None:
-            if self._is_burst and self._is_ready and self.rounds.is_drained:
+            if self.is_burst and self._is_ready and self.rounds.is_drained:
                 self.handle_drain("burst")
             return
         if not self.fleet.is_empty:
@@ -308,6 +319,8 @@ class Supervisor:
     def close(self) -> None:
         """Ends everything that is left, whatever ended the loop."""
         self.fleet.kill_all(Reason.QUIT)
+        self.reload.tick(time.monotonic())  # whoever waits for it is told, and its child ended
+        self.control.close()
         self.redis.close()
         self._descriptors.close()
 
@@ -316,6 +329,8 @@ class Supervisor:
         self._descriptors.close()
         self._notifier.close()
         self.fleet.abandon()
+        self.control.abandon()
+        self.reload.abandon()
         self.redis.abandon()
         self.rounds.abandon()
         if self.keeper is not None:

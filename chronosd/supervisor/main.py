@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import setproctitle
 
 from chronosd import embedded, paths
@@ -10,16 +12,23 @@ from chronosd.embedded import EmbeddedServer
 from chronosd.errors import ChronosError
 from chronosd.log import configure, get_logger
 from chronosd.supervisor import process, signals
+from chronosd.supervisor.answers import Answers
 from chronosd.supervisor.availability import Availability
+from chronosd.supervisor.control import Control
 from chronosd.supervisor.descriptors import Descriptors
-from chronosd.supervisor.fleet import Fleet, WorkerTarget
+from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.incarnation import Incarnation
 from chronosd.supervisor.keeper import Keeper
 from chronosd.supervisor.loop import EXIT_RUNTIME, Supervisor
 from chronosd.supervisor.notify import Notifier
+from chronosd.supervisor.orders import Orders
 from chronosd.supervisor.overrun import Overruns
+from chronosd.supervisor.recycle import Recycler
+from chronosd.supervisor.reload import Reload
 from chronosd.supervisor.report import Report
 from chronosd.supervisor.rounds import Rounds
+from chronosd.supervisor.spawn import Spawner, WorkerTarget
+from chronosd.supervisor.status import Status
 
 log = get_logger("chronosd.supervisor")
 
@@ -46,48 +55,22 @@ def run(
     setproctitle.setproctitle("chronosd: supervisor")
     process.prepare()
     notifier = Notifier()
+    descriptors = Descriptors()
+    supervisor = Supervisor(config, notifier=notifier, descriptors=descriptors, is_burst=burst)
     try:
         runtime = paths.runtime_dir(config.path, config.name, config.namespace)
-        incarnation = Incarnation.create(runtime)
         url = server.url if server is not None else embedded.resolve(config.redis.url, config.base)
+        supervisor.control = _control(config, runtime, supervisor, descriptors)
     except (ChronosError, OSError) as error:
         log.error("cannot start", error=str(error))
         return EXIT_RUNTIME
-    descriptors = Descriptors()
-    supervisor = Supervisor(
-        startup_timeout_s=config.startup_timeout,
-        shutdown_timeout_s=config.shutdown_timeout,
-        kill_grace_s=config.kill_grace,
-        notifier=notifier,
-        descriptors=descriptors,
-        is_burst=burst,
-    )
-    fleet = supervisor.fleet = Fleet(
-        config,
-        worker_target,
-        incarnation,
-        url,
-        abandon=supervisor.abandon,
-        descriptors=descriptors,
-        on_death=supervisor.handle_death,
-    )
-    supervisor.redis = Availability(
-        url, config.redis.password, abandon=supervisor.abandon, descriptors=descriptors
-    )
-    supervisor.rounds = Rounds(config, fleet, incarnation, runtime, is_burst=burst)
-    supervisor.overruns = Overruns(
-        lambda: fleet,
-        supervisor.rounds.names,
-        kill_grace_s=config.kill_grace,
-        stall_timeout_s=config.stall_timeout,
-    )
-    supervisor.report = Report(
-        notifier,
-        status=supervisor.status,
-        is_starting=lambda: supervisor.is_starting,
-        stuck=supervisor.rounds.stuck,
-        extend_s=config.startup_timeout,
-    )
+    try:
+        incarnation = Incarnation.create(runtime)
+    except OSError as error:
+        log.error("cannot start", error=str(error))
+        supervisor.control.close()
+        return EXIT_RUNTIME
+    _assemble(supervisor, config, worker_target, incarnation, url, notifier, descriptors, runtime)
     if server is not None:
         keeper = supervisor.keeper = Keeper(server, descriptors)
         supervisor.redis.can_answer = lambda: keeper.is_ready
@@ -108,3 +91,68 @@ def run(
         notifier.close()
         log.info("stopped", exit_code=code)
     return code
+
+
+def _control(config: Config, runtime: Path, supervisor: Supervisor, descriptors: Descriptors) -> Control:
+    socket = paths.control_socket(config)
+    is_stand_in = config.control_socket is None and socket.parent != runtime
+    if is_stand_in:
+        paths.private_dir(socket.parent)
+    return Control(
+        socket,
+        lambda request, reply: supervisor.answers.handle(request, reply),
+        descriptors,
+        is_alone=is_stand_in,
+    )
+
+
+def _assemble(
+    supervisor: Supervisor,
+    config: Config,
+    worker_target: WorkerTarget,
+    incarnation: Incarnation,
+    url: str,
+    notifier: Notifier,
+    descriptors: Descriptors,
+    runtime: Path,
+) -> None:
+    abandon = supervisor.abandon
+    spawner = Spawner(
+        *(worker_target, incarnation, url),
+        abandon=abandon,
+        descriptors=descriptors,
+        on_death=supervisor.handle_death,
+    )
+    fleet = supervisor.fleet = Fleet(config, spawner, descriptors)
+    redis = supervisor.redis = Availability(
+        url, config.redis.password, abandon=abandon, descriptors=descriptors
+    )
+    rounds = supervisor.rounds = Rounds(config, fleet, incarnation, runtime, is_burst=supervisor.is_burst)
+    overruns = supervisor.overruns = Overruns(
+        lambda: fleet,
+        rounds.names,
+        kill_grace_s=config.kill_grace,
+        stall_timeout_s=config.stall_timeout,
+    )
+    reload = supervisor.reload = Reload(
+        *(fleet, rounds, notifier, url),
+        abandon=abandon,
+        descriptors=descriptors,
+        apply=supervisor.apply,
+        status=lambda: status.line(),
+    )
+    recycler = supervisor.recycler = Recycler(fleet, config.recycle, is_held=lambda: reload.is_active)
+    status = supervisor.status = Status(fleet, rounds, redis, reload, recycler)
+    supervisor.report = Report(
+        notifier,
+        status=status.line,
+        is_starting=lambda: supervisor.is_starting,
+        stuck=rounds.stuck,
+        extend_s=config.startup_timeout,
+    )
+    orders = supervisor.orders = Orders(
+        *(fleet, reload, recycler, overruns),
+        stop=supervisor.handle_drain,
+        quit=lambda why: supervisor.handle_quit(1, why),
+    )
+    supervisor.answers = Answers(orders, status)

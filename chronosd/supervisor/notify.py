@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import MutableMapping
 
 from chronosd.log import get_logger
@@ -45,10 +46,16 @@ class Notifier:
 
     def ready(self, status: str = "") -> None:
         """Started, or reloaded: from here on the unit counts as up."""
-        self._owe("READY=1", *_status_line(status))
+        self._owe(status, "READY=1")
+
+    def reloading(self, status: str = "") -> None:
+        """A reload begins; whatever comes of it, :meth:`ready` or :meth:`stopping` has to follow."""
+        # One datagram: systemd takes a READY for this reload's only if it is later than this instant.
+        usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._owe(status, "RELOADING=1", f"MONOTONIC_USEC={usec}")
 
     def stopping(self, status: str = "") -> None:
-        self._owe("STOPPING=1", *_status_line(status))
+        self._owe(status, "STOPPING=1")
 
     def status(self, status: str) -> None:
         """One line for ``systemctl status``; sent only when it changes."""
@@ -62,8 +69,9 @@ class Notifier:
         """Still starting or stopping: give it that much longer from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
-    def _owe(self, *lines: str) -> None:
-        self._owed.append(lines)
+    def _owe(self, status: str, *lines: str) -> None:
+        self._owed.append((*lines, *_status_line(status)))
+        self._status = status or self._status
         self.settle()
 
     def settle(self) -> None:

@@ -66,6 +66,11 @@ class Overruns:
         """Workers that are killed once their stacks are written."""
         self.due_at = 0.0
 
+    def tune(self, *, kill_grace_s: float, stall_timeout_s: float) -> None:
+        """From now on these limits hold."""
+        self._kill_grace_s = kill_grace_s
+        self._stall_timeout_s = stall_timeout_s
+
     def tick(self, now: float) -> None:
         """One look at every worker."""
         self._show_stacks()

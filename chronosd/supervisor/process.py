@@ -35,6 +35,10 @@ _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.S
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
+_OOM_SCORE = 100
+"""Thousandths of all memory: so much larger than it is the kernel takes a child to be."""
+_OOM_SCORE_MOST = 1000
+
 _SIGNAL_STACK_BYTES = 256 << 10
 _signal_stack = mmap.mmap(-1, _SIGNAL_STACK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 _signal_stack_address = ctypes.addressof(ctypes.c_char.from_buffer(_signal_stack))
@@ -92,7 +96,7 @@ class Child:
             if info is None:
                 return None
             if info.si_code != os.CLD_EXITED or info.si_status != 0:
-                self._kill_session()
+                self.kill_session()
             _, status, usage = os.wait4(self.pid, 0)
         except ChildProcessError:
             # Somebody else reaped it. It is dead; how it died is not known, which counts as a failure.
@@ -103,7 +107,8 @@ class Child:
         rss = usage.ru_maxrss * 1024
         return Exit(code, None, rss) if code >= 0 else Exit(None, -code, rss)
 
-    def _kill_session(self) -> None:
+    def kill_session(self) -> None:
+        """Kills what it started; only before it is reaped, while its pid cannot be another's."""
         try:
             # No group of that number exists if the child never got as far as setsid: ours is another.
             os.killpg(self.pid, signal.SIGKILL)
@@ -186,6 +191,7 @@ def _enter_child(
 ) -> None:
     die_with(parent)
     os.setsid()
+    offer_to_the_oom_killer()
     signals.reset_in_child()
     abandon()
     for name in [n for n in os.environ if n == "NOTIFY_SOCKET" or n.startswith("WATCHDOG_")]:
@@ -205,6 +211,20 @@ def die_with(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(1)
+
+
+def offer_to_the_oom_killer() -> None:
+    """Makes this process a better victim than its parent when memory runs out.
+
+    A worker that is killed is replaced and its tasks run again; with the supervisor everything would go.
+    """
+    try:
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            score = min(int(file.read()) + _OOM_SCORE, _OOM_SCORE_MOST)
+            file.seek(0)
+            file.write(f"{score}")
+    except (OSError, ValueError):
+        pass  # no /proc, or one that may not be written: the kernel chooses by size alone
 
 
 def prepare() -> None:

@@ -100,6 +100,11 @@ class Recovery:
             )
         )
 
+    def tune(self, min_idle_s: float, policy: Policy) -> None:
+        """From now on these settings hold."""
+        self._min_idle_s = min_idle_s
+        self._policy = policy
+
     @property
     def due_at(self) -> float:
         """When the next settlement is due; monotonic."""

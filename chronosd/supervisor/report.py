@@ -26,7 +26,7 @@ class Report:
         self._status = status
         self._is_starting = is_starting
         self._stuck = stuck
-        self._extend_s = extend_s
+        self.extend_s = extend_s
         self._extend_at = 0.0
         watchdog_s = notifier.watchdog_s
         self._period_s = _PERIOD_S if watchdog_s is None else min(_PERIOD_S, watchdog_s / 4)
@@ -40,6 +40,6 @@ class Report:
         if self._is_starting() and now >= self._extend_at:
             # Waiting for Redis or for slow imports is bounded here, by startup_timeout, and not there.
             self._extend_at = now + _EXTEND_EVERY_S
-            self._notifier.extend_timeout(self._extend_s)
+            self._notifier.extend_timeout(self.extend_s)
         if not self._stuck(now) and self._notifier.watchdog_s is not None:
             self._notifier.watchdog()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from chronosd.board import Board, WorkerState
-from chronosd.broker.keys import Namespace
+from chronosd.broker.keys import Namespace, QueueKeys
 from chronosd.broker.settle import Fate, Policy
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError
@@ -19,7 +17,8 @@ from chronosd.supervisor.burst import Burst
 from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.forwarder import Forwarder
 from chronosd.supervisor.groundwork import Groundwork
-from chronosd.supervisor.incarnation import Incarnation, predecessors
+from chronosd.supervisor.incarnation import Incarnation
+from chronosd.supervisor.inheritance import Inheritance
 from chronosd.supervisor.janitor import Janitor
 from chronosd.supervisor.lease import Lease
 from chronosd.supervisor.names import Names
@@ -27,17 +26,14 @@ from chronosd.supervisor.process import Exit
 from chronosd.supervisor.recoverer import Grace, Recoverer
 from chronosd.supervisor.recovery import Recovery
 from chronosd.supervisor.stacks import is_in_handler_thread
-from chronosd.supervisor.steps import Runner, Step
+from chronosd.supervisor.steps import Runner, Step, Work
 from chronosd.supervisor.strays import Strays
-from chronosd.supervisor.verdict import Reason, Verdict, judge, left_beside
+from chronosd.supervisor.verdict import Verdict, judge
 from chronosd.supervisor.worker import Worker
 
 log = get_logger("chronosd.supervisor")
 
-_WITH_SUPERVISOR = Exit(None, 9)
 _URGENT_S = 0.1
-_PREDECESSORS_S = 10.0
-_PREDECESSORS_AT_BOOT_S = 0.1
 
 
 class Rounds:
@@ -54,52 +50,99 @@ class Rounds:
     ) -> None:
         now = time.monotonic()
         self._incarnation = incarnation
-        self._runtime = runtime
+        self._namespace = Namespace(config.namespace)
         self._queues = tuple(config.queues)
-        namespace = Namespace(config.namespace)
-        queues = [namespace.queue(name) for name in config.queues]
-        policy = policy_of(config)
+        self._served = set(self._queues)
+        """Every queue that was served since the start."""
         self._fleet = fleet
         self._grace = Grace(config.recover_min_idle)
-        self._recovery = Recovery(namespace, config.recover_min_idle, policy)
-        self._groundwork = Groundwork(namespace, queues, self._grace)
-        workers: Callable[[], Fleet] = lambda: fleet  # noqa: E731
+        self._recovery = Recovery(self._namespace, config.recover_min_idle, policy_of(config))
+        self._inheritance = Inheritance(runtime, self._recovery, now)
+        self._groundwork = Groundwork(self._namespace, self._keys(self._queues), self._grace)
+        self._lease = Lease(self._namespace, lambda: fleet, config.heartbeat_interval, self._grace)
+        self._burst: Burst | None = None
+        self._is_burst = is_burst
         self._recovery_step = Step(self._recovery, now=now)
         self._groundwork_step = Step(self._groundwork, now=now)
-        self._lease_step = Step(Lease(namespace, workers, config.heartbeat_interval, self._grace), now=now)
-        self.names = Names(namespace)
+        self._lease_step = Step(self._lease, now=now)
+        self.names = Names(self._namespace)
         self._names_step = Step(self.names, now=float("inf"))
         self._names_step.returned_at = now
         self.names.on_asked = lambda: self._names_step.poke(time.monotonic())
-        forwarder = Step(Forwarder(queues, config.forward_interval), now=now)
-        recoverer = Recoverer(
-            queues,
-            consumer=incarnation.recoverer,
-            min_idle_s=config.recover_min_idle,
-            interval_s=config.recover_interval,
-            policy=policy,
-            grace=self._grace,
-            own_entries=self._own_entries,
-        )
+        self._configured_steps = [Step(work, now=now) for work in self._configured(config)]
         # In the order in which they go where several are due: what a dead worker left comes first.
         self._steps = [
             self._recovery_step,
             self._lease_step,
             self._groundwork_step,
             self._names_step,
-            forwarder,
-            Step(Strays(namespace, self._queues, workers, config.heartbeat_interval), now=now),
-            Step(recoverer, now=now),
-            Step(Janitor(queues, config.janitor), now=now),
-            Step(Announcer(namespace, incarnation.name, config.recover_min_idle), now=now),
+            *self._configured_steps,
         ]
-        self._burst = Burst(queues) if is_burst else None
-        if self._burst is not None:
-            self._steps.append(Step(self._burst, now=now))
-        self._predecessors: list[Incarnation] = []
-        self._predecessors_at = now
-        self._began_at = now
         self._stuck: frozenset[str] = frozenset()
+
+    def _keys(self, names: Iterable[str]) -> list[QueueKeys]:
+        return [self._namespace.queue(name) for name in names]
+
+    def _configured(self, config: Config) -> list[Work]:
+        """The work that is made anew for each configuration, always in the same order."""
+        queues = self._keys(config.queues)
+        recoverer = Recoverer(
+            queues,
+            consumer=self._incarnation.recoverer,
+            min_idle_s=config.recover_min_idle,
+            interval_s=config.recover_interval,
+            policy=policy_of(config),
+            grace=self._grace,
+            own_entries=self._own_entries,
+        )
+        work: list[Work] = [
+            Forwarder(queues, config.forward_interval),
+            Strays(self._namespace, lambda: self._fleet, config.heartbeat_interval),
+            recoverer,
+            Janitor(queues, config.janitor),
+            Announcer(self._namespace, self._incarnation.name, config.recover_min_idle),
+        ]
+        if self._is_burst:
+            self._burst = Burst(queues)
+            work.append(self._burst)
+        return work
+
+    # -- configuration --------------------------------------------------------------------------------
+
+    def prepare(self, config: Config, now: float) -> None:
+        """Looks after the queues of a configuration to come as well as those served now."""
+        names = dict.fromkeys((*self._queues, *config.queues))
+        self._groundwork.look_after(self._keys(names))
+        self._groundwork_step.poke(now)
+
+    def is_prepared(self, config: Config) -> bool:
+        """Whether every queue that is new in it has its group."""
+        return all(name in self._groundwork.laid for name in config.queues if name not in self._queues)
+
+    def preparation_trouble(self, config: Config) -> str:
+        """Why a new queue does not get its group, if Redis says so."""
+        troubles = self._groundwork_step.troubles
+        return "; ".join(
+            f"queue {name}: {troubles[name]}"
+            for name in config.queues
+            if name not in self._queues and name in troubles
+        )
+
+    def forget_preparation(self) -> None:
+        """The configuration does not come after all."""
+        self._groundwork.look_after(self._keys(self._queues))
+
+    def apply(self, config: Config, now: float) -> None:
+        """From now on this configuration is in effect: its queues, intervals and limits."""
+        self._queues = tuple(config.queues)
+        self._served.update(self._queues)
+        self._groundwork.look_after(self._keys(self._queues))
+        self._grace.length_s = config.recover_min_idle
+        self._recovery.tune(config.recover_min_idle, policy_of(config))
+        self._lease.interval_s = config.heartbeat_interval
+        self._lease_step.poke(now)
+        for step, work in zip(self._configured_steps, self._configured(config), strict=True):
+            step.take(work, now)
 
     # -- driving --------------------------------------------------------------------------------------
 
@@ -114,7 +157,8 @@ class Rounds:
 
     def advance(self, runner: Runner, now: float) -> BrokerError | None:
         """One round trip; the error if the connection was lost."""
-        self._adopt_predecessors(now)
+        if self._inheritance.take_over(sorted(self._served), now):
+            self._recovery_step.poke(now)
         step = min(self._steps, key=lambda s: s.due_at)
         error = step.advance(runner, now)
         if step is not self._groundwork_step and step.lost_group:
@@ -146,6 +190,10 @@ class Rounds:
         self._stuck = stuck
         return stuck
 
+    def ages(self, now: float) -> dict[str, float]:
+        """Seconds since each step last came back."""
+        return {step.name: round(now - step.returned_at, 3) for step in self._steps}
+
     @property
     def is_laid(self) -> bool:
         """Whether the queues have had their groups: Redis can be used."""
@@ -172,7 +220,7 @@ class Rounds:
             current=None if is_in_handler_thread(stack) else board.current,
             now_ns=time.monotonic_ns(),
         )
-        is_expected = worker.reason in (Reason.STOP, Reason.QUIT)
+        is_expected = worker.reason is not None and worker.reason.is_planned
         say = log.info if is_expected else log.error
         say(
             "worker ended" if is_expected else "worker died",
@@ -186,6 +234,11 @@ class Rounds:
             tasks=verdict.counts,
             **({"stack": stack} if stack else {}),
         )
+        if not worker.has_begun:
+            # It was never let through the gate: Redis has not heard of it.
+            board.close()
+            board.unlink()
+            return
         self._recovery.add(
             consumer=worker.spec.consumer,
             queues=board.queues,
@@ -194,50 +247,6 @@ class Rounds:
             board=board,
         )
         self._recovery_step.poke(now)
-
-    def _adopt_predecessors(self, now: float) -> None:
-        """Settles what dead runs of this daemon left, once the last of their processes has let go."""
-        if now < self._predecessors_at:
-            return
-        is_boot = now - self._began_at < _PREDECESSORS_S
-        self._predecessors_at = now + (_PREDECESSORS_AT_BOOT_S if is_boot else _PREDECESSORS_S)
-        for dead in predecessors(self._runtime):
-            boards = dead.boards()
-            log.warning("an earlier run left tasks behind", incarnation=dead.name, workers=len(boards))
-            self._predecessors.append(dead)
-            waiting = {board.consumer for board in boards} | {dead.recoverer}
-            for board in boards:
-                self._adopt(dead, board, waiting)
-            self._recovery.add(
-                consumer=dead.recoverer,
-                queues=self._queues,
-                verdict=Verdict("supervisor died", {}, Fate.RETURN, {}),
-                on_closed=partial(self._close_predecessor, dead, waiting, dead.recoverer),
-            )
-            self._recovery_step.poke(now)
-
-    def _adopt(self, dead: Incarnation, board: Board, waiting: set[str]) -> None:
-        # One that had been told to stop was killed with its supervisor when that took too long.
-        was_stopping = board.state in (WorkerState.DRAINING, WorkerState.STOPPED)
-        verdict = left_beside(board.path) or judge(
-            board.read(),
-            _WITH_SUPERVISOR,
-            Reason.STOP if was_stopping else None,
-            now_ns=time.monotonic_ns(),
-        )
-        self._recovery.add(
-            consumer=board.consumer,
-            queues=board.queues,
-            verdict=verdict,
-            board=board,
-            on_closed=partial(self._close_predecessor, dead, waiting, board.consumer),
-        )
-
-    def _close_predecessor(self, dead: Incarnation, waiting: set[str], consumer: str) -> None:
-        waiting.discard(consumer)
-        if not waiting:
-            self._predecessors.remove(dead)
-            dead.remove()
 
     def _own_entries(self) -> Mapping[str, Mapping[str, str]]:
         own: dict[str, dict[str, str]] = {}
@@ -267,7 +276,7 @@ class Rounds:
         if self.is_laid:
             self._recovery.add(
                 consumer=self._incarnation.recoverer,
-                queues=self._queues,
+                queues=sorted(self._served),
                 verdict=Verdict("supervisor stopped", {}, Fate.RESTORE, {}),
             )
         self._recovery.hasten()
@@ -289,8 +298,7 @@ class Rounds:
     def abandon(self) -> None:
         """In a child: closes the boards and locks of the dead."""
         self._recovery.abandon()
-        for dead in self._predecessors:
-            dead.close()
+        self._inheritance.abandon()
 
 
 def policy_of(config: Config) -> Policy:

@@ -18,6 +18,7 @@ from chronosd.supervisor.process import Child
 _LIMIT_BYTES = 65_536
 _IDLE = re.compile(r'chronosd/worker/(threads|main)\.py", line \d+ in (_work|_beat_in_thread)$')
 """The innermost frame of a thread that runs no handler."""
+_FRAME = re.compile(r'File "(?!<frozen)([^"]+)", line (\d+)')
 
 
 @dataclass(slots=True)
@@ -64,3 +65,9 @@ def is_in_handler_thread(stack: str) -> bool:
 def _is_idle(part: str) -> bool:
     lines = part.split("\n")
     return len(lines) > 1 and _IDLE.search(lines[1]) is not None
+
+
+def innermost(stack: str) -> str:
+    """`` (file:line)`` of the frame that a dumped stack ends in, import machinery aside; empty for none."""
+    frame = _FRAME.search(stack)
+    return f" ({frame[1]}:{frame[2]})" if frame else ""

@@ -91,6 +91,13 @@ class Step:
         """Makes it due now."""
         self.due_at = min(self.due_at, now)
 
+    def take(self, work: Work, now: float) -> None:
+        """Goes on with other work of the same name; a pass under way is dropped between two round trips."""
+        self.work = work
+        self._pass = None
+        self.returned_at = now
+        self.poke(now)
+
     def rest(self, now: float) -> None:
         """Redis is away, which counts as an attempt: the step is not stuck, it has nothing to work with."""
         self._pass = None

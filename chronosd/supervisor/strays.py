@@ -39,13 +39,11 @@ class Strays:
     def __init__(
         self,
         namespace: Namespace,
-        queues: Iterable[str],
         workers: Callable[[], Iterable[Worker]],
         list_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._namespace = namespace
-        self._queues = tuple(queues)
         self._workers = workers
         self._list_interval_s = max(list_interval_s, 1.0)
         self._clock = clock
@@ -91,7 +89,7 @@ class Strays:
         }
 
     def _strays(self, now: float, errors: dict[str, BrokerError]) -> Steps[set[Held]]:
-        asked = [(w.spec.consumer, queue) for w in self._fetching() for queue in self._queues]
+        asked = [(w.spec.consumer, queue) for w in self._fetching() for queue in w.board.queues]
         if not asked:
             return set()
         before = self._on_boards()

@@ -30,8 +30,18 @@ class Reason(Enum):
     STOP = "stopped"
     QUIT = "stopped at once"
     BOOT = "not ready in time"
+    RELOAD = "replaced by a reload"
+    ROLLBACK = "its reload was called off"
+    RECYCLE = "recycled"
+    RESTART = "replaced by a rolling restart"
+    SCALE = "one worker less"
     OVERRUN = "a task ran past its timeout"
     STALL = "its event loop stood still"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the supervisor ended it for its own purposes, and not for what it did or failed to do."""
+        return self not in (Reason.BOOT, Reason.OVERRUN, Reason.STALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,7 @@ def judge(
                 charged = suspect is None or suspect == slot.index
             else:
                 overdue = 0 < slot.deadline_ns < now_ns
-                charged = entry in guilty or (overdue and reason in (Reason.STOP, Reason.QUIT))
+                charged = entry in guilty or (overdue and reason.is_planned)
             if charged:
                 fates[entry] = Fate.CHARGE
                 counts["charged"] += 1

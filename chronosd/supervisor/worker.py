@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from chronosd.board import Board, Cell
 from chronosd.link import Link, WorkerSpec
@@ -35,8 +36,15 @@ class Worker:
     link: Link
     stacks: Stacks
     started_at: float
+    revision: int = 1
+    """Counts the configurations that this daemon has run: which of them this worker has."""
     phase: Phase = Phase.STARTING
     ready_at: float | None = None
+    has_begun: bool = False
+    """Whether it was let through the gate: from then on it may hold tasks."""
+    has_drained: bool = False
+    owed: list[dict[str, Any]] = field(default_factory=list)
+    """Orders that its link had no room for; in their order."""
     reason: Reason | None = None
     guilty: frozenset[Entry] = frozenset()
     kill_at: float | None = None
@@ -68,6 +76,25 @@ class Worker:
             return self.failure
         code = EXIT_BAD_CONFIG if exit_.code == EXIT_BAD_CONFIG else EXIT_COULD_NOT_LOAD
         return code, f"{self.name} {exit_} before it was ready"
+
+    def tell(self, order: dict[str, Any]) -> bool:
+        """Sends an order, or keeps it for :meth:`tell_again`; True if it is on its way."""
+        self.owed.append(order)
+        return self.tell_again()
+
+    def tell_again(self) -> bool:
+        """Sends what is owed: a worker whose loop stands still reads nothing, and must obey later."""
+        while self.owed and self.link.send(self.owed[0]):
+            del self.owed[0]
+        return not self.owed
+
+    def drain(self, reason: Reason, timeout_s: float | None) -> None:
+        """No task starts there any more, those that run finish, within ``timeout_s`` if that is given."""
+        self.reason = self.reason or reason
+        self.phase = Phase.STOPPING
+        # Somebody may have stopped it; it could not drain then.
+        self.child.send(signal.SIGCONT)
+        self.tell({"t": "drain", "timeout": timeout_s})
 
     def condemn(self, reason: Reason, guilty: frozenset[Entry] = frozenset()) -> None:
         """However it ends from now on, that is why; the first reason given is the one that counts."""

@@ -177,7 +177,7 @@ def test_an_entry_pending_for_a_live_worker_and_not_on_its_board_goes_back_after
 ) -> None:
     client.enqueue("k", {})
     deliver(redis, queue)
-    strays = Strays(ns, ["default"], lambda: [worker], 1.0, clock)
+    strays = Strays(ns, lambda: [worker], 1.0, clock)
     for moved in (0.0, 2.0, 2.0):
         clock.now += moved
         worker.board.cells[Cell.LOOP_BEAT] = round(clock.now * 1e9)
@@ -205,7 +205,7 @@ def test_what_waits_behind_a_blocked_loop_goes_back_and_what_runs_there_stays(
     worker.board.start(0, 1, 0)
     worker.board.claim(1, waiting, 0, 1)
     worker.board.cells[Cell.LOOP_BEAT] = round((clock.now - 2.5) * 1e9)
-    strays = Strays(ns, ["default"], lambda: [worker], 1.0, clock)
+    strays = Strays(ns, lambda: [worker], 1.0, clock)
     assert once(runner, strays).counts == {"handed_back": 1}
     (row,) = redis.xpending_range(queue.stream, GROUP, "-", "+", 10)
     assert row["message_id"] == running

@@ -283,16 +283,6 @@ def test_a_stopped_worker_is_continued_so_that_it_can_drain(dummies: Make) -> No
     assert daemon.log_records("worker did not stop in time, killed") == []
 
 
-def test_signals_of_later_versions_are_logged_and_ignored(dummies: Make) -> None:
-    daemon = dummies().start()
-    for signum in (signal.SIGHUP, signal.SIGUSR2):
-        daemon.send(signum)
-    wait_until(
-        lambda: daemon.log_text().count("not available in this version") == 2, what="two ignored signals"
-    )
-    assert daemon.stop() == 0
-
-
 def test_no_signal_kills_a_supervisor_that_has_just_been_started(dummies: Make) -> None:
     # Several at once also overflowed the signal stack of faulthandler, which the harness turns on.
     for _ in range(5):

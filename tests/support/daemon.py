@@ -21,6 +21,7 @@ import psutil
 import yaml
 
 import chronosd
+from chronosd.paths import CONTROL_SOCKET, socket_path
 from tests.support.kinds import KINDS
 from tests.support.ledger import VARIABLE, Ledger
 from tests.support.processes import gone, wait_gone
@@ -272,6 +273,19 @@ class Daemon:
             timeout=timeout_s,
             check=False,
         )
+
+    def ask(self, command: str, *, timeout_s: float = 60.0, **options: Any) -> dict[str, Any]:
+        """One request over the control socket, without a process for it; the answer, whatever it is."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(timeout_s)
+            line.connect(str(socket_path(self.runtime_dir, CONTROL_SOCKET)))
+            line.sendall(json.dumps({"command": command, **options}).encode() + b"\n")
+            said = b""
+            while part := line.recv(1 << 16):
+                said += part
+        assert said, f"no answer to {command}:\n{self.log_tail()}"
+        answer: dict[str, Any] = json.loads(said)
+        return answer
 
     def close(self) -> None:
         """Ends whatever still runs."""
