@@ -77,6 +77,8 @@ class TaskDetails:
     crashes: int = 0
     evidence: tuple[Mapping[str, Any], ...] = ()
     """What is known of the deaths of the workers that ran it: cause, worker, at, signal, exit_code, stack."""
+    blocked: Mapping[str, Any] = field(default_factory=dict)
+    """The last report that it blocked its event loop: at, seconds, worker, stack; empty if there is none."""
     returned: int = 0
     """How often it was handed back unstarted after a death."""
     enqueued_at: float | None = None
@@ -126,6 +128,7 @@ class TaskDetails:
             deliveries=deliveries,
             crashes=number(fields.get(Field.CRASHES)),
             evidence=_evidence(fields.get(Field.EVIDENCE)),
+            blocked=_object(fields.get(Field.BLOCKED)),
             returned=number(fields.get(Field.RETURNED)),
             enqueued_at=seconds(fields.get(Field.ENQUEUED_AT), 1000),
             unknown_since=seconds(fields.get(Field.UNKNOWN_SINCE), 1),
@@ -184,6 +187,14 @@ def _decoded(payload: bytes) -> tuple[Any, str]:
         return decode_args(payload), ""
     except MessageError as error:
         return None, f"undecodable arguments: {error}"
+
+
+def _object(stored: Any) -> Mapping[str, Any]:
+    try:
+        known = orjson.loads(stored) if stored else {}
+    except ValueError:
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _evidence(stored: Any) -> tuple[Mapping[str, Any], ...]:

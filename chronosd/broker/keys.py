@@ -46,6 +46,8 @@ class Field:
     """How often a worker died while it ran this task."""
     EVIDENCE = "evidence"
     """JSON array of what is known of those deaths, newest last."""
+    BLOCKED = "blocked"
+    """JSON of the last report that it blocked its event loop: at, seconds, worker, stack."""
     RETURNED = "returned"
     """How often a settlement handed the task back uncharged."""
     FREE_STARTS = "free_starts"

@@ -43,6 +43,14 @@ def extend(
     return call(script("extend"), (queue.stream,), args, lambda reply: [text(e) for e in reply])
 
 
+def jot(queue: QueueKeys, entry: str, task_id: str, field: str, value: bytes) -> Command[bool]:
+    """Keeps in a field of a running task's hash what was found out about the run that owns ``entry``; False
+    if that run does not own the task any more.
+    """
+    args = [queue.task(task_id), entry, field, value]
+    return call(script("jot"), (queue.stream,), args, lambda reply: reply == 1)
+
+
 def give_back(queue: QueueKeys, consumer: str, entries: Sequence[str]) -> Command[None]:
     """Makes entries pending for ``consumer`` again, after a recoverer claimed what was alive."""
     words = ("XCLAIM", queue.stream, GROUP, consumer, 0, *entries, "JUSTID")

@@ -201,21 +201,31 @@ def _lines(found: TaskDetails) -> list[tuple[str, object]]:
     ]
     for death in found.evidence:
         lines += _crash(death)
+    if found.blocked:
+        worker, seconds = found.blocked.get("worker", ""), found.blocked.get("seconds", "?")
+        said = f"{_moment(found.blocked)} event loop blocked for {seconds} s {worker}"
+        lines += [("blocked", said.strip()), *_stack(found.blocked)]
     return lines
 
 
 def _crash(death: Mapping[str, Any]) -> list[tuple[str, object]]:
     """One death of a worker that ran the task: when, how, which worker, and where it was."""
-    when = instant(float(death["at"])) if isinstance(death.get("at"), int | float) else None
     how = str(death.get("cause", ""))
     for name in ("signal", "exit_code"):
         if isinstance(death.get(name), int) and str(death[name]) not in how:
             how += f", {name.replace('_', ' ')} {death[name]}"
-    lines: list[tuple[str, object]] = [("crash", f"{when or ''} {how} {death.get('worker', '')}".strip())]
-    stack = death.get("stack")
-    for i, line in enumerate(stack.splitlines() if isinstance(stack, str) else ()):
-        lines.append(("" if i else "stack", line or " "))
-    return lines
+    return [("crash", f"{_moment(death)} {how} {death.get('worker', '')}".strip()), *_stack(death)]
+
+
+def _moment(facts: Mapping[str, Any]) -> str:
+    at = facts.get("at")
+    return (instant(float(at)) if isinstance(at, int | float) else None) or ""
+
+
+def _stack(facts: Mapping[str, Any]) -> list[tuple[str, object]]:
+    stack = facts.get("stack")
+    lines = stack.splitlines() if isinstance(stack, str) else []
+    return [("" if i else "stack", line or " ") for i, line in enumerate(lines)]
 
 
 _PLACES = {

@@ -1,4 +1,4 @@
-"""Which task an entry is: asked of Redis for what is about to be reported.
+"""Which task an entry is: asked of Redis for what is about to be reported, and told to the task itself.
 
 A board holds entries, which mean nothing to people. The few that are worth a log line are looked up; where
 Redis is away the line goes out without.
@@ -6,11 +6,14 @@ Redis is away the line goes out without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from chronosd.broker import settle
+import orjson
+
+from chronosd.broker import settle, sweep
 from chronosd.broker.commands import Steps, text
-from chronosd.broker.keys import Namespace
+from chronosd.broker.keys import Field, Namespace
 from chronosd.broker.message import decode
 from chronosd.errors import BrokerError, MessageError
 from chronosd.supervisor.steps import Done
@@ -29,6 +32,7 @@ class Names:
         self._namespace = namespace
         self._asked: set[Entry] = set()
         self._known: dict[Entry, tuple[str, str]] = {}
+        self._notes: dict[Entry, bytes] = {}
         self.on_asked: Callable[[], None] = lambda: None
 
     def ask(self, entries: Iterable[Entry]) -> None:
@@ -36,6 +40,11 @@ class Names:
         self._asked.update(entry for entry in entries if entry not in self._known)
         if self._asked:
             self.on_asked()
+
+    def note_blocked(self, entry: Entry, facts: Mapping[str, Any]) -> None:
+        """Has a report that it blocks its event loop kept with the task, if its name is known."""
+        self._notes[entry] = orjson.dumps(dict(facts))
+        self.on_asked()
 
     def of(self, entry: Entry) -> tuple[str, str] | None:
         """Task id and kind (empty if its message cannot be read), or None while that is not known."""
@@ -61,6 +70,14 @@ class Names:
             for row in rows:
                 if row.task_id:
                     self._known[name, text(row.entry)] = (row.task_id, _kind(row.msg))
+        notes, self._notes = self._notes, {}
+        jots = [
+            sweep.jot(self._namespace.queue(queue), entry, known[0], Field.BLOCKED, note)
+            for (queue, entry), note in notes.items()
+            if (known := self._known.get((queue, entry))) is not None
+        ]
+        if jots:
+            yield jots
         return Done({}, None, errors)
 
 

@@ -186,6 +186,7 @@ class Overruns:
                 return
             queue, entry = watch.blocking or (None, None)
             task_id, kind = name or (None, None)
+            stack = worker.stacks.read()
             log.warning(
                 "event loop blocked",
                 worker=worker.spec.index,
@@ -195,9 +196,14 @@ class Overruns:
                 kind=kind,
                 queue=queue,
                 entry=entry,
-                stack=worker.stacks.read(),
+                stack=stack,
             )
             watch.is_reported = True
+            if watch.blocking is not None:
+                facts = {"at": round(time.time(), 3), "seconds": round(age_s, 1)}
+                self._names.note_blocked(
+                    watch.blocking, {**facts, "worker": worker.spec.consumer, "stack": stack[:4000]}
+                )
 
 
 def beat_age_s(worker: Worker, now: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from chronosd.broker import consume, inspect
 from chronosd.errors import BrokerError
 from chronosd.supervisor.names import Names
 from tests.support.bench import Bench
@@ -53,3 +54,31 @@ def test_what_it_keeps_is_bounded(bench: Bench, count: int) -> None:
     names._known = {("q", f"{i}-0"): ("id", "kind") for i in range(count)}
     bench.runner.drive(names.run_once())
     assert len(names._known) == 1000
+
+
+def test_a_report_is_kept_with_the_task_while_its_run_owns_it(bench: Bench) -> None:
+    bench.group()
+    bench.add("running", "over")
+    running, over = bench.fetch()
+    names = Names(bench.namespace)
+    entries = [("q", run.entry.decode()) for run in (running, over)]
+    names.ask(entries)
+    bench.runner.drive(names.run_once())
+    bench.run(consume.release(bench.queue, [(over.entry, "over")]))
+    for entry in (*entries, ("q", "9-9")):
+        names.note_blocked(entry, {"at": 1.5, "seconds": 6.0, "worker": "w", "stack": "in block"})
+    bench.runner.drive(names.run_once())
+    found = bench.run(inspect.show_task(bench.queue, "running"))
+    assert found is not None
+    assert found.blocked == {"at": 1.5, "seconds": 6.0, "worker": "w", "stack": "in block"}
+    assert "blocked" not in bench.hash("over")
+    bench.look().check()
+
+
+@pytest.mark.parametrize("stored", [b"{", b"[]", b"7", b"\xff"])
+def test_a_broken_report_is_none(bench: Bench, stored: bytes) -> None:
+    bench.take("a")
+    bench.redis.hset(bench.queue.task("a"), "blocked", stored)
+    found = bench.run(inspect.show_task(bench.queue, "a"))
+    assert found is not None
+    assert found.blocked == {}

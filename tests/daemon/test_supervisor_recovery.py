@@ -153,6 +153,12 @@ def test_a_blocked_loop_is_reported_with_its_stack(daemon: Make, client: Client)
     assert report["queue"] == "default"
     assert (report["task_id"], report["kind"]) == (task.id, "block")
 
+    def shown() -> str:
+        return one.run_command("task", "show", task.id, "-c", str(one.config_path)).stdout
+
+    text = wait_until(lambda: "event loop blocked" in (text := shown()) and text, what="it told of the task")
+    assert "in block" in text
+
 
 # -- waiting tasks ---------------------------------------------------------------------------------------
 
