@@ -1,6 +1,6 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
-A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, P, Q
+A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, I, P, Q
 is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
@@ -44,6 +44,22 @@ E. Retry, backoff, dead letter
     64   c test_group_e; b test_supervisor_rounds: the_janitor_deletes_until_the_limits_are_met;
          b test_settle: a_task_whose_retries_are_spent_is_archived_with_the_cause_or_discarded
          (to run a dead letter again is not built yet)
+
+I. systemd
+    105  d test_reload_broken, test_reload_signals: a_hup_during_a_reload_is_remembered_and_the_pairs_...;
+         d test_reload_broken: term_during_a_reload_is_obeyed_at_once;
+         d test_systemd_reload: a_bare_hangup_is_a_reload_too_and_closed_whatever_comes_of_it
+    106  d test_systemd_life: start_returns_when_every_worker_can_work_and_stop_drains,
+         a_start_that_has_to_wait_waits_and_says_for_what, handlers_that_cannot_be_loaded_just_now_...
+         ([choice] READY follows the last worker's; a Redis that is down at the start is waited for, with
+         the reason in STATUS, and after startup_timeout the daemon exits 3 and is started again)
+    108  d test_systemd_life: a_frozen_supervisor_..., a_mute_redis_is_no_reason_for_the_watchdog_...;
+         d test_supervisor_process: the_watchdog_is_fed_also_while_redis_says_nothing; u test_supervisor_report;
+         u test_supervisor_notify: the_watchdog_is_ours_only_if_it_names_us
+    109  d test_systemd_unit: a_handler_can_do_its_work_and_nothing_else_and_cannot_speak_for_the_service;
+         u test_supervisor_notify ([choice] sockets other than path and abstract are named in a warning)
+    111  d test_systemd_life: a_mute_redis_is_no_reason_for_the_watchdog_or_a_restart,
+         a_mistake_in_the_file_fails_the_start_with_78_and_no_second_try
 
 P. Sync handlers and blocking the loop
     156  d test_overruns

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from chronosd.config.schema import Config
+from chronosd.durations import parse_duration
 from tests.support.systemd import SHIPPED
 
 README = (SHIPPED / "README.md").read_text()
@@ -39,3 +41,11 @@ def test_the_readme_names_every_file() -> None:
     assert len(files) >= 4
     for path in files:
         assert f"`{path.relative_to(SHIPPED)}`" in README
+
+
+def test_a_reload_fails_by_itself_before_systemd_gives_up_on_it() -> None:
+    keys = dict(line.split("=", 1) for line in settings("chronosd.service") if "=" in line)
+    program, *words = keys["ExecStart"].split()
+    file = words[words.index("-c") + 1]
+    assert keys["ExecReload"] == f"{program} reload --wait -c {file}"
+    assert parse_duration(keys["TimeoutStartSec"]) > Config.model_fields["reload_timeout"].default
