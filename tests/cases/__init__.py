@@ -1,7 +1,7 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
-A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, I, P,
-Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, I, P, Q
+is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
     1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
@@ -34,7 +34,8 @@ B. Recovery and duplicates
 
 E. Retry, backoff, dead letter
     57   d test_poison
-    58   c test_group_e; d test_stop: what_still_runs_at_shutdown_timeout_is_handed_back_uncharged
+    58   c test_group_e; d test_stop: what_still_runs_at_shutdown_timeout_is_handed_back_uncharged;
+         d test_reload_code: running_tasks_finish_with_the_old_code_and_none_is_cut
     60   c test_group_e; u test_outcome: a_delay_out_of_range_is_clamped, a_delay_that_is_no_duration_...;
          u test_retry
     61   u test_outcome: every_exception_becomes_a_bounded_text_that_utf8_can_hold;
@@ -54,8 +55,8 @@ I. systemd
          ([choice] READY follows the last worker's; a Redis that is down at the start is waited for, with
          the reason in STATUS, and after startup_timeout the daemon exits 3 and is started again)
     108  d test_systemd_life: a_frozen_supervisor_..., a_mute_redis_is_no_reason_for_the_watchdog_...;
-         d test_supervisor_process: the_watchdog_is_fed_also_while_redis_says_nothing;
-         u test_supervisor_report; u test_supervisor_notify: the_watchdog_is_ours_only_if_it_names_us
+         d test_supervisor_process: the_watchdog_is_fed_also_while_redis_says_nothing; u test_supervisor_report;
+         u test_supervisor_notify: the_watchdog_is_ours_only_if_it_names_us
     109  d test_systemd_unit: a_handler_can_do_its_work_and_nothing_else_and_cannot_speak_for_the_service;
          u test_supervisor_notify ([choice] sockets other than path and abstract are named in a warning)
     111  d test_systemd_life: a_mute_redis_is_no_reason_for_the_watchdog_or_a_restart,
@@ -83,7 +84,7 @@ Q. Shutdown
 
 Weak spots of chronos-go, by their numbers
     1    d test_stop: tasks_in_full_flow_stop_anywhere_and_none_is_lost_or_late
-    2    c test_group_e: e58_a_restart_that_gives_it_time_does_not_even_interrupt_it
+    2    c test_group_e: e58_a_reload_or_a_restart_that_gives_it_time_does_not_even_interrupt_it
     7    c test_weak_spots
     8    d test_frozen: a_host_that_wakes_up_late_...; d test_worker_leases: a_late_end_of_a_stale_owner_...
     9    c test_group_b (22); b test_settle: a_stale_snapshot_moves_nothing

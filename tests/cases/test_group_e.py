@@ -39,13 +39,15 @@ def test_e58_graceful_restarts_cost_a_task_without_retries_nothing(
     assert one.stop() == 0
 
 
-def test_e58_a_restart_that_gives_it_time_does_not_even_interrupt_it(
+def test_e58_a_reload_or_a_restart_that_gives_it_time_does_not_even_interrupt_it(
     daemon: MakeDaemon, client: Client, queue: QueueView
 ) -> None:
     """The handler's context was cancelled at the shutdown, although ten seconds of grace were given."""
     one = daemon(workers=1).start()
-    ids = [client.enqueue(kind, {"sleep": 1.5}, max_retry=0).id for kind in ("count", "sync")]
+    ids = [client.enqueue(kind, {"sleep": 2.5}, max_retry=0).id for kind in ("count", "sync")]
     wait_until(lambda: len(one.ledger.starts()) == 2, what="both running")
+    one.send(signal.SIGHUP)
+    wait_until(lambda: one.log_records("reloaded"), what="the reload")
     assert one.stop() == 0
     assert one.ledger.starts() == one.ledger.ends() == Counter(ids)
     assert queue.bodies() == set()
