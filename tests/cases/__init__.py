@@ -1,7 +1,7 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
-A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, I, P, Q
-is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, I, P,
+Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
     1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
@@ -55,8 +55,8 @@ I. systemd
          ([choice] READY follows the last worker's; a Redis that is down at the start is waited for, with
          the reason in STATUS, and after startup_timeout the daemon exits 3 and is started again)
     108  d test_systemd_life: a_frozen_supervisor_..., a_mute_redis_is_no_reason_for_the_watchdog_...;
-         d test_supervisor_process: the_watchdog_is_fed_also_while_redis_says_nothing; u test_supervisor_report;
-         u test_supervisor_notify: the_watchdog_is_ours_only_if_it_names_us
+         d test_supervisor_process: the_watchdog_is_fed_also_while_redis_says_nothing;
+         u test_supervisor_report; u test_supervisor_notify: the_watchdog_is_ours_only_if_it_names_us
     109  d test_systemd_unit: a_handler_can_do_its_work_and_nothing_else_and_cannot_speak_for_the_service;
          u test_supervisor_notify ([choice] sockets other than path and abstract are named in a warning)
     111  d test_systemd_life: a_mute_redis_is_no_reason_for_the_watchdog_or_a_restart,
