@@ -47,6 +47,9 @@ class Census:
         self._queues: dict[str, QueueKeys] = {name: namespace.queue(name) for name in queues}
         self._kinds = kinds
         self._entries: dict[str, Entries] = {}
+        """By queue: what the stream names, and no hash has been met for."""
+        self._met: dict[str, set[bytes]] = {}
+        """By queue: tasks whose hashes have been met, and which the stream did not name."""
         self._suspects: dict[str, Entries] = {}
         self._unknown: dict[str, Counter[str]] = {}
         self._found: list[Finding] = []
@@ -74,9 +77,11 @@ class Census:
         for queue in list(self._queues.values()):
             yield from self._walk_stream(queue)
             yield from self._walk_pending(queue)
+        yield from self._walk_hashes()
+        for queue in list(self._queues.values()):
+            yield from self._look(queue, self._entries.pop(queue.name, {}))
             for state in SET_STATES:
                 yield from self._walk_set(queue, state)
-        yield from self._walk_hashes()
 
     def verify(self) -> Steps[None]:
         """Looks at every suspect again. Raises BrokerError."""
@@ -105,7 +110,6 @@ class Census:
                     known.setdefault(task_id, []).append(entry)
                 else:
                     self._found.append(_nameless(queue, entry))
-            yield from self._look(queue, {task_id: known[task_id] for _, task_id in page if task_id})
             if len(page) < BATCH:
                 return
             start = "(" + text(page[-1][0])
@@ -129,14 +133,14 @@ class Census:
             start = "(" + text(page[-1][0])
 
     def _walk_set(self, queue: QueueKeys, state: State) -> Steps[None]:
-        known = self._entries[queue.name]
+        met = self._met.get(queue.name, set())
         cursor = "0"
         while True:
             (reply,) = yield [plain("ZSCAN", queue.set_of(state), cursor, "COUNT", BATCH)]
             if isinstance(reply, BrokerError):
                 return  # no sorted set: said by the checkup
             cursor, pairs = text(reply[0]), reply[1]
-            yield from self._look(queue, {task_id: known.get(task_id, []) for task_id in pairs[::2]})
+            yield from self._look(queue, {task_id: [] for task_id in pairs[::2] if task_id not in met})
             if cursor == "0":
                 return
 
@@ -154,8 +158,10 @@ class Census:
                 match = shape.fullmatch(key)
                 name = self._queue_name(match[1]) if match else None
                 if match and name is not None:
-                    known = self._entries.setdefault(name, {})
-                    by_queue.setdefault(name, {})[match[2]] = known.get(match[2], [])
+                    entries = self._entries.get(name, {}).pop(match[2], None)
+                    if entries is None:
+                        self._met.setdefault(name, set()).add(match[2])
+                    by_queue.setdefault(name, {})[match[2]] = entries or []
             for name, ids in by_queue.items():
                 self.tasks += len(ids)
                 yield from self._look(self._queues[name], ids, with_messages=True)
