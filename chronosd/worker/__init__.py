@@ -7,7 +7,7 @@ still finishes.
 
 ``fetch`` is the cycle, ``main`` the process. What they share, the runs and all that waits, is ``held``. On
 its way a task meets ``pick`` (which queue to ask for how much) or ``blocking`` (waiting for any), ``intake``
-(from an entry to a ``run`` in the buffer), ``starter`` (when it starts), ``execute`` and ``threads`` (running
-its handler, and what that does as an outcome), and ``complete`` (the outcome as a move). ``doubt`` asks what
-is still owned after trouble, ``trouble`` says how long to leave Redis, or one queue of it, alone.
+(from an entry to a ``run`` in the buffer), ``starter`` (when it starts), ``execute`` and ``threads`` (its
+handler, and what that does as an outcome), and ``complete`` (the outcome as a move). ``doubt`` asks what is
+still owned after trouble; ``trouble`` says how long Redis, or one queue of it, is left alone.
 """

@@ -6,7 +6,6 @@ The parts of the worker share one of these. Everything here runs on the event lo
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Collection, Sequence
 
@@ -39,12 +38,12 @@ class Held:
         self.wake = asyncio.Event()
         """Set with every change that the loop may have been waiting for."""
 
-    def claim(self, key: Key) -> int:
+    def claim(self, key: Key, now_ns: int) -> int:
         """Puts an entry on the board; -1 if there is no slot: then it must not run."""
         if not self.free_slots:
             return -1
         slot = self.free_slots.pop()
-        self.board.claim(slot, key[1], key[0], time.monotonic_ns())
+        self.board.claim(slot, key[1], key[0], now_ns)
         return slot
 
     def free(self, slot: int) -> None:
@@ -92,11 +91,12 @@ class Held:
 
     def told(self, sending: Sending) -> None:
         """The reply to a command has arrived: its entries are off the board."""
-        runs, index = self.runs, sending.index
+        pop, index, free = self.runs.pop, sending.index, self.free
         for entry in sending.entries:
-            run = runs.get((index, entry))
+            run = pop((index, entry), None)
             if run is not None:
-                self.forget(run)
+                free(run.slot)
+                run.slot = -1
 
     def ending(self) -> set[Key]:
         """Entries whose end is under way, or that are about to be taken in."""

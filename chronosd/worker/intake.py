@@ -91,13 +91,13 @@ class Intake:
         if handler is None or message.workflow:
             self._put_off(index, message, item, handler)
             return
-        slot = held.claim(key)
+        now_ns = time.monotonic_ns()
+        slot = held.claim(key, now_ns)
         if slot < 0:  # unheard of; but what cannot be on the board must not run
             held.release(key, item.task_id)
             return
         # Go may have stored a new task under the old id: crashes that were never charged are not its own.
         crashes = item.crashes if item.crashes <= message.retried else 0
-        now_ns = time.monotonic_ns()
         run = Run(slot, item.entry, index, message, handler, crashes, now_ns, item.free_starts)
         held.runs[key] = run
         held.buffer.append(run)
@@ -124,7 +124,7 @@ class Intake:
     # -- bodies that were too long for the common reply -----------------------------------------
 
     def _read(self, key: Key, item: Fetched) -> None:
-        slot = self._held.claim(key)
+        slot = self._held.claim(key, time.monotonic_ns())
         if slot < 0:
             self._held.release(key, item.task_id)
             return
