@@ -46,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     adopt_orphans()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "chaos_seconds" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(config.getoption("--chaos-seconds") + 180))
+
+
 @pytest.fixture
 def chaos_seconds(request: pytest.FixtureRequest) -> float:
     """How long the chaos test makes trouble."""
