@@ -333,3 +333,32 @@ def test_a_daemon_that_is_gone_for_long_is_forgotten(bench: Bench) -> None:
     bench.redis.zadd(bench.namespace.daemons, {"old 30000": time.time() - 4000})
     assert bench.run(server.announce(bench.namespace, "new", 30.0)) == 1
     assert 0 < bench.redis.ttl(bench.namespace.daemons) <= 3600
+
+
+def test_odd_ids_and_foreign_keys_do_not_stop_the_examination(bench: Bench, inspector: Inspector) -> None:
+    in_every_place(bench)
+    prefix = bench.queue.task_prefix.encode()
+    for odd in (b"\xff\xfe", b"a b", b"x:y", b"*", b"l\nf"):
+        bench.redis.xadd(bench.queue.stream, {"task_id": odd})
+        bench.redis.hset(
+            prefix + odd, mapping={"msg": bench.redis.hget(bench.queue.task("retry"), "msg"), "state": 1}
+        )
+    bench.redis.set(bench.queue.task("foreign"), "a string")
+    bench.redis.zadd(bench.queue.retry, {"foreign": time.time() + 60})
+    bench.redis.hset(f"{bench.namespace.prefix}:{{}}:t:x", "msg", "no queue of that name")
+    bench.redis.hset(f"{bench.namespace.prefix}:{{a b}}:t:x", "msg", "nor of that one")
+    found = deep(inspector)
+    assert found.queues == ("q",)
+    errors = [(finding.code, finding.task_id) for finding in found.findings if finding.is_error]
+    assert errors == [("wrong-type", "foreign")]
+    assert {f.code for f in found.findings if not f.is_error} == {"mislabelled", "no-aof"}
+
+
+def test_a_message_too_long_for_a_common_reply_is_read_singly(bench: Bench, inspector: Inspector) -> None:
+    bench.group()
+    bench.redis.sadd(bench.namespace.queues, bench.queue.name)
+    for n in range(6):
+        bench.add(f"long{n}", payload=b'"' + b"x" * (1 << 20) + b'"', kind="other")
+    found = deep(inspector, kinds={"mail:send"})
+    (finding,) = (f for f in found.findings if f.code == "unknown-kind")
+    assert finding.problem.startswith("6 tasks are of kind 'other'")
