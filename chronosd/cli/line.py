@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ class Line:
 def _exchange(place: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_CONNECT_S)
-        connection.connect(str(place))
+        _connect(connection, place)
         connection.sendall(json.dumps(request).encode() + b"\n")
         connection.settimeout(timeout_s)
         said = bytearray()
@@ -116,6 +117,19 @@ def _exchange(place: Path, request: dict[str, Any], timeout_s: float) -> dict[st
     if request["command"] == "stop" and request.get("wait"):
         return {"ok": True}  # it has ended, as it was told to
     raise NoDaemon("the daemon ended before it answered")
+
+
+def _connect(connection: socket.socket, place: Path) -> None:
+    """Connects; waits a little where too many others are waiting, which a timeout does not cover."""
+    give_up_at = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            connection.connect(str(place))
+            return
+        except BlockingIOError:
+            if time.monotonic() > give_up_at:
+                raise TimeoutError from None
+            time.sleep(0.05)
 
 
 def _why(error: OSError) -> str:

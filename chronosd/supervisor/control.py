@@ -29,7 +29,7 @@ log = get_logger("chronosd.supervisor")
 _REQUEST_BYTES = 16_384
 _CLIENTS = 64
 _PATIENCE_S = 5.0
-_BACKLOG = 16
+_BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")
 
 Answer = dict[str, Any]
@@ -155,6 +155,9 @@ class Control:
             sent = len(client.answer)
         client.answer = client.answer[sent:]
         if not client.answer:
+            # What is left unread when a socket is closed takes the answer with it.
+            with contextlib.suppress(OSError):
+                client.connection.recv(4 * _REQUEST_BYTES)
             self._drop(client)
 
     def _drop(self, client: Client) -> None:

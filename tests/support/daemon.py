@@ -277,8 +277,8 @@ class Daemon:
     def ask(self, command: str, *, timeout_s: float = 60.0, **options: Any) -> dict[str, Any]:
         """One request over the control socket, without a process for it; the answer, whatever it is."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(timeout_s)
             line.connect(str(socket_path(self.runtime_dir, CONTROL_SOCKET)))
+            line.settimeout(timeout_s)
             line.sendall(json.dumps({"command": command, **options}).encode() + b"\n")
             said = b""
             while part := line.recv(1 << 16):
