@@ -57,7 +57,7 @@ def test_broken_files_change_nothing_under_load(daemon: MakeDaemon, client: Clie
     with Load(client, 1000) as load, watched(one) as ready:
         for name, (where, text, code, said) in BROKEN.items():
             if where == "yaml":
-                one.config_path.write_text(text)
+                one.config_path.write_text(good + text)
             else:
                 (one.directory / "handlers.py").write_text(text + module)
             began_at = time.monotonic()
