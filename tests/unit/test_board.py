@@ -275,10 +275,11 @@ def test_a_live_writer_is_never_read_torn(tmp_path: Path) -> None:
                 board.free(slot)
             number += 1
     try:
-        read = changed = 0
-        deadline = time.monotonic() + 1.5
+        changed = 0
+        deadline = time.monotonic() + 30
         last = ""
-        while time.monotonic() < deadline:
+        while changed < 2000:
+            assert time.monotonic() < deadline, f"{changed} tasks seen: the writer stands still"
             for slot in board.read():
                 number = int(slot.entry.partition("-")[0])
                 assert slot.entry == f"{number}-{number}"
@@ -287,10 +288,8 @@ def test_a_live_writer_is_never_read_torn(tmp_path: Path) -> None:
                 assert slot.claimed_ns == number
                 assert slot.started_ns in (0, number)
                 assert slot.deadline_ns in (0, number)
-                read += 1
                 changed += slot.entry != last
                 last = slot.entry
-        assert changed > 100, f"{read} readings of {changed} tasks: the writer stood still"
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
