@@ -276,10 +276,11 @@ def test_a_live_writer_is_never_read_torn(tmp_path: Path) -> None:
             number += 1
     try:
         changed = 0
-        deadline = time.monotonic() + 30
+        began = time.monotonic()
         last = ""
-        while changed < 2000:
-            assert time.monotonic() < deadline, f"{changed} tasks seen: the writer stands still"
+        # on a busy machine the two have to share a processor, and take turns instead of meeting
+        while changed < 100 or time.monotonic() - began < 1:
+            assert time.monotonic() - began < 60, f"{changed} tasks seen: the writer stands still"
             for slot in board.read():
                 number = int(slot.entry.partition("-")[0])
                 assert slot.entry == f"{number}-{number}"
