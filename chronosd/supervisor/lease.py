@@ -95,7 +95,8 @@ class Lease:
             entries = [[q, e] for c, q, e in certain if c == consumer and (q, e) in on_board]
             if entries:
                 log.warning("leases lost", worker=worker.spec.index, entries=[e for _, e in entries[:20]])
-                worker.link.send({"t": "lost", "entries": entries})
+                for i in range(0, len(entries), BATCH):  # a message has its limit
+                    worker.link.send({"t": "lost", "entries": entries[i : i + BATCH]})
                 told += len(entries)
         return told
 

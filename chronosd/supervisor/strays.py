@@ -89,14 +89,21 @@ class Strays:
         }
 
     def _strays(self, now: float, errors: dict[str, BrokerError]) -> Steps[set[Held]]:
-        asked = [(w.spec.consumer, queue) for w in self._fetching() for queue in w.board.queues]
+        # All that a board can hold may stand before the stray, which is the newest.
+        asked = [
+            (w.spec.consumer, queue, w.board.capacity + BATCH)
+            for w in self._fetching()
+            for queue in w.board.queues
+        ]
         if not asked:
             return set()
         before = self._on_boards()
-        replies = yield [server.held(self._namespace.queue(queue), consumer) for consumer, queue in asked]
+        replies = yield [
+            server.held(self._namespace.queue(queue), consumer, most) for consumer, queue, most in asked
+        ]
         known = before | self._on_boards()
         pending: set[Held] = set()
-        for (consumer, queue), reply in zip(asked, replies, strict=True):
+        for (consumer, queue, _), reply in zip(asked, replies, strict=True):
             if isinstance(reply, BrokerError):
                 errors[queue] = reply
             else:
