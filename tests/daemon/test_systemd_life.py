@@ -100,7 +100,7 @@ def test_a_frozen_supervisor_is_restarted_by_the_watchdog(service: MakeService, 
     one = service()
     one.drop_in("impatient", "WatchdogSec=2")
     one.start()
-    ids = enqueue(client, 8, sleep=3.0)
+    ids = enqueue(client, 8, sleep=1.5)
     wait_until(lambda: started(one) >= 8, what="running tasks")
     frozen = one.main_pid
     os.kill(frozen, signal.SIGSTOP)
@@ -141,7 +141,7 @@ def test_a_stop_that_takes_too_long_ends_with_nothing_left_and_nothing_lost(
         shutdown_timeout="60s", heartbeat_interval="500ms", recover_min_idle="2s", recover_interval="1s"
     )
     one.start()
-    ids = enqueue(client, 4, sleep=4.0)
+    ids = enqueue(client, 4, sleep=2.5)
     wait_until(lambda: started(one) == 4, what="running tasks")
     one.systemctl("stop")
     assert one.show("ActiveState", "Result") == ("failed", "timeout")
@@ -222,15 +222,15 @@ def test_a_start_that_has_to_wait_waits_and_says_for_what(
     # systemd would give them by itself.
     proxy.mode = "refuse"
     one = service()
-    one.drop_in("impatient", "TimeoutStartSec=4", "WatchdogSec=4")
+    one.drop_in("impatient", "TimeoutStartSec=3", "WatchdogSec=3")
     one.write_config(handlers={"count": "handlers:count"})
-    one.write_handlers("import time\ntime.sleep(5)\nfrom tests.support.jobs import count")
+    one.write_handlers("import time\ntime.sleep(4)\nfrom tests.support.jobs import count")
     ids = enqueue(client, 4)
     began = time.monotonic()
     one.systemctl("start", "--no-block")
     wait_until(lambda: "redis is away" in one.show("StatusText")[0], what="the reason in the status")
     assert one.show("StatusText")[0].startswith("starting: 0 of 2 workers")
-    wait_until(lambda: time.monotonic() - began > 6, what="more than the time for a start")
+    wait_until(lambda: time.monotonic() - began > 5, what="more than the time for a start")
     assert one.show("ActiveState", "NRestarts") == ("activating", "0")
     proxy.mode = "pass"
     one.wait_show(ActiveState="active", NRestarts="0", StatusText="2 of 2 workers running")
