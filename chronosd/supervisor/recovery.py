@@ -135,10 +135,12 @@ class Recovery:
                 estate.due_at, estate.repeats = min(estate.due_at, now + _REPEATS_S[0]), []
 
     def run_once(self) -> Steps[Done]:
-        """Settles the estate that is due first."""
-        estate = min(self._estates, key=lambda e: e.due_at, default=None)
-        if estate is None or estate.due_at > self._clock():
+        """Settles one estate that is due; first those whose tasks wait for it, then the repeats."""
+        now = self._clock()
+        due = [estate for estate in self._estates if estate.due_at <= now]
+        if not due:
             return Done(next_in_s=self._wait_s())
+        estate = min(due, key=lambda e: (e.is_settled, e.due_at))
         queues = {name: self._namespace.queue(name) for name in estate.queues}
         began_at = self._clock()
         # Should this pass fail, the others come first: one estate must not keep all from being settled.
