@@ -52,6 +52,7 @@ _ACTS = {
     "size": 2,
     "freeze supervisor": 1,
 }
+_MOST_WAITING = 800
 _SMALL = ("kill", "freeze", "quiet", "size")
 _FAILS_FOR_GOOD = ("doomed", "wrong")
 _MIX: tuple[tuple[int, str, Callable[[], dict[str, Any]], dict[str, Any]], ...] = (
@@ -83,7 +84,10 @@ class Given:
 
 
 class Load(threading.Thread):
-    """Enqueues up to ``rate`` tasks a second, in batches, and now and then one that crashes."""
+    """Enqueues up to ``rate`` tasks a second, in batches, and now and then one that crashes.
+
+    Not more than the workers can do in a few seconds: what is to be seen is how they die, not how they lag.
+    """
 
     def __init__(self, url: str, namespace: str, rate: float, crash_every_s: float = 0.9) -> None:
         super().__init__(name="load")
@@ -105,12 +109,17 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Client(self._url, namespace=self._namespace, timeout=1.0) as client:
+            with (
+                Client(self._url, namespace=self._namespace, timeout=1.0) as client,
+                redis_py.Redis.from_url(self._url, socket_timeout=1.0) as redis,
+            ):
                 crash_at, batch_s = time.monotonic(), 0.1
                 while not self._over.wait(batch_s * random.uniform(0.2, 1.8)):
                     # Now more than the workers can do, now so little that they wait for it.
                     rate = self._rate if time.monotonic() % 10 < 5 else self._rate / 20
                     tasks = [self._task() for _ in range(max(1, round(rate * batch_s)))]
+                    if self._backlog(redis) > _MOST_WAITING:
+                        continue
                     if time.monotonic() >= crash_at:
                         crash_at += self._crash_every_s
                         kind = random.choice(("segfault", "segfault_thread"))
@@ -126,6 +135,14 @@ class Load(threading.Thread):
         if "delay" in options:
             options["delay"] = random.uniform(0.05, 2.0)
         return kind, args(), options
+
+    def _backlog(self, redis: redis_py.Redis) -> int:
+        try:
+            keys = [Namespace(self._namespace).queue(name) for name in QUEUES]
+            waiting: list[Any] = [redis.xlen(queue.stream) for queue in keys]
+        except redis_py.RedisError:
+            return 0
+        return sum(waiting)
 
     @staticmethod
     def _where() -> dict[str, Any]:
