@@ -54,6 +54,8 @@ class Fleet:
         self.gate_open = False
         self.is_quiet = False
         self.stopping = False
+        self._tell_at = 0.0
+        """When what workers are owed is offered to them again."""
 
     def __iter__(self) -> Iterator[Worker]:
         """Every worker that lives, or whose death has not been seen."""
@@ -87,11 +89,12 @@ class Fleet:
         if not self.stopping:
             instants += [p.spawn_at for p in self.places if p.spawn_at is not None]
         if any(worker.owed for worker in self):
-            instants.append(time.monotonic() + _TELL_AGAIN_S)
+            instants.append(self._tell_at)
         return min(instants, default=float("inf"))
 
     def tick(self, now: float) -> None:
         """Forks the workers that are due and kills those that are overdue."""
+        self._tell_at = now + _TELL_AGAIN_S
         for worker in self:
             worker.tell_again()
             if worker.kill_at is not None and worker.kill_at <= now:
