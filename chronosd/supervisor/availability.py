@@ -98,7 +98,11 @@ class Availability:
         except ChronosError as error:
             self._failed(str(error), now)  # its file is being replaced, perhaps: asked for again each time
             return
-        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            self._failed(f"cannot make a pipe: {error}", now)
+            return
 
         def ask() -> int:
             try:

@@ -91,8 +91,8 @@ def predecessors(runtime: Path) -> list[Incarnation]:
     for directory in sorted(runtime.glob(f"{_PREFIX}*")):
         try:
             lock_fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
+        except OSError:
+            continue  # gone, none of ours, or no descriptor to be had: the daemon must not end for it
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             name = os.pread(lock_fd, 4096, 0).decode().partition("\n")[0]

@@ -46,7 +46,7 @@ class Keeper:
                 self.due_at = float("inf")
             else:
                 self.due_at = now + 0.02  # it loads its data, or somebody else is starting one
-        except ChronosError as error:
+        except (ChronosError, OSError) as error:
             self._again(str(error), now)
         self._follow()
 

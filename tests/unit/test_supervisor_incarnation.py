@@ -66,6 +66,13 @@ def test_half_made_runs_and_boards_are_passed_over(tmp_path: Path) -> None:
     dead.remove()
 
 
+def test_what_only_looks_like_a_run_is_left_alone(tmp_path: Path) -> None:
+    """The look is taken in the supervisor's loop: a file of such a name ended the daemon."""
+    (tmp_path / "run-of-the-mill").touch()
+    (tmp_path / "run-empty").mkdir()
+    assert predecessors(tmp_path) == []
+
+
 def test_consumer_names_are_unique_to_worker_generation_and_run(tmp_path: Path) -> None:
     first, second = Incarnation.create(tmp_path), Incarnation.create(tmp_path)
     names = {
