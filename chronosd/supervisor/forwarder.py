@@ -36,10 +36,12 @@ class Forwarder:
         counts = {"forwarded": 0, "dropped": 0}
         errors: dict[str, BrokerError] = {}
         wait_s = self.interval_s
+        is_answered = False
         for (queue, _), reply in zip(self._sets, replies, strict=True):
             if isinstance(reply, BrokerError):
                 errors[queue.name] = reply
                 continue
+            is_answered = True
             counts["forwarded"] += reply.moved
             counts["dropped"] += reply.dropped
             if reply.next_due_s is not None:
@@ -47,4 +49,4 @@ class Forwarder:
             if reply.moved + reply.dropped >= self._limit:
                 wait_s = 0.0
         self.is_drained = wait_s > 0 and not errors
-        return Done({} if len(errors) == len(self._sets) else counts, wait_s, errors)
+        return Done(counts if is_answered else {}, wait_s, errors)

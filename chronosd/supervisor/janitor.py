@@ -15,9 +15,15 @@ from chronosd.supervisor.steps import Done
 
 log = get_logger("chronosd.supervisor")
 
+_ROUND_TRIPS = 200
+
 
 class Janitor:
-    """One pass deletes batches until every set is within its limits; 0 is no limit."""
+    """Deletes batches until every set is within its limits; 0 is no limit.
+
+    A pass ends after some hundred round trips, and the next one goes on at once: only a pass that has come
+    back is progress, and without progress the watchdog ends the daemon.
+    """
 
     name = "janitor"
 
@@ -35,8 +41,9 @@ class Janitor:
         errors: dict[str, BrokerError] = {}
         trimmed: dict[tuple[str, str], int] = {}
         open_ = list(self._sets)
-        limit = max(1, BATCH // max(len(open_), 1))
-        while open_:
+        is_answered = False
+        for _ in range(_ROUND_TRIPS):
+            limit = max(1, BATCH // len(open_))
             replies = yield [
                 sweep.trim(queue, state, age_s, keep, limit) for queue, state, age_s, keep in open_
             ]
@@ -46,6 +53,7 @@ class Janitor:
                 if isinstance(reply, BrokerError):
                     errors[queue.name] = reply
                     continue
+                is_answered = True
                 counts["expired"] += reply.aged
                 counts["trimmed"] += reply.over
                 if reply.over:
@@ -54,7 +62,9 @@ class Janitor:
                 if reply.aged + reply.over >= limit:
                     unfinished.append(item)
             open_ = unfinished
+            if not open_:
+                break
         for (name, label), count in trimmed.items():
             # Not expiry: somebody may still have wanted these.
             log.warning("tasks deleted to stay within a limit", queue=name, state=label, count=count)
-        return Done(counts if len(errors) < len(self._sets) else {}, None, errors)
+        return Done(counts if is_answered else {}, 0.0 if open_ else None, errors)
