@@ -81,7 +81,8 @@ def run(
         log.exception("supervisor failed")
     finally:
         supervisor.close()
-        if supervisor.rounds.is_settled:
+        # After a fault workers are left that nobody has settled: their boards are for the next run.
+        if supervisor.fleet.is_empty and supervisor.rounds.is_settled:
             incarnation.remove()
         else:
             supervisor.rounds.leave()
