@@ -32,12 +32,14 @@ obeyed and the watchdog fed whatever Redis does.
     verdict.py       who is to blame for a death (pure)
     overrun.py       tasks past their deadline and loops that stand still
     stacks.py        Python stacks of a worker, also of a hung or dead one
+    names.py         which task an entry is, for what is reported
     groundwork.py    queues, groups, the server's clock
     lease.py         the heartbeat of every entry on the boards
     forwarder.py     moves due tasks into the streams
     recoverer.py     takes over what other hosts' dead left
     strays.py        hands back what a live worker has and will not start
     janitor.py       bounds what is archived and completed
+    announcer.py     tells other daemons of this one
     keeper.py        the embedded server
     burst.py         whether anything is left to do
     report.py        what systemd is told
