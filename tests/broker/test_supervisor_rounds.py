@@ -246,8 +246,8 @@ def test_an_estate_is_settled_again_and_again_and_the_consumer_deleted_at_the_la
 def test_a_first_settlement_waits_for_no_repeats(
     runner: SyncRunner, redis: redis_py.Redis, ns: Namespace, queue: QueueKeys, client: Client, clock: Clock
 ) -> None:
-    """Where workers died by the hundred the repeats of their settlements took all the time there was, in order
-    of due times: the tasks of one that had just died waited for a minute."""
+    """Where workers died by the hundred the repeats of their settlements took all the time there was, in the
+    order in which they were due: the tasks of one that had just died waited for a minute."""
     recovery = Recovery(ns, 30.0, POLICY, clock)
     for n in range(20):
         recovery.add(consumer=f"old{n}", queues=["default"], verdict=Verdict("killed", {}, Fate.RETURN, {}))

@@ -21,18 +21,9 @@ from chronosd.errors import BrokerError
 from chronosd.inspector import Finding, Inspector
 from tests.conftest import connect
 from tests.support.armed import VARIABLE, Events
-from tests.support.chaos import (
-    KINDS,
-    MAX_CRASHES,
-    QUEUES,
-    Boards,
-    Disaster,
-    Load,
-    Often,
-    Told,
-    account,
-    named_twice,
-)
+from tests.support.chaos import KINDS, MAX_CRASHES, QUEUES, Disaster, Load
+from tests.support.chaos_account import Told, account
+from tests.support.chaos_watch import Boards, Often, named_twice
 from tests.support.daemon import Daemon
 from tests.support.waiting import wait_until
 
