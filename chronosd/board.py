@@ -240,8 +240,9 @@ class Board:
 
     @property
     def state(self) -> WorkerState:
-        """What the worker says it is doing."""
-        return WorkerState(self.cells[Cell.STATE])
+        """What the worker says it is doing; BOOTING for what no worker writes."""
+        state = self.cells[Cell.STATE]
+        return WorkerState(state) if 0 <= state <= WorkerState.STOPPED else WorkerState.BOOTING
 
     @property
     def current(self) -> Slot | None:

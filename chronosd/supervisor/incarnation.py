@@ -95,7 +95,7 @@ def predecessors(runtime: Path) -> list[Incarnation]:
             continue  # gone, none of ours, or no descriptor to be had: the daemon must not end for it
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            name = os.pread(lock_fd, 4096, 0).decode().partition("\n")[0]
+            name = os.pread(lock_fd, 4096, 0).decode(errors="replace").partition("\n")[0]
             # Another successor may have finished with it between our open and our lock.
             if name and directory.exists():
                 dead.append(Incarnation(name, directory, lock_fd))

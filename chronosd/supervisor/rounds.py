@@ -157,8 +157,11 @@ class Rounds:
 
     def advance(self, runner: Runner, now: float) -> BrokerError | None:
         """One round trip; the error if the connection was lost."""
-        if self._inheritance.take_over(sorted(self._served), now):
-            self._recovery_step.poke(now)
+        try:
+            if self._inheritance.take_over(sorted(self._served), now):
+                self._recovery_step.poke(now)
+        except Exception:  # whatever an earlier run left, this one goes on; it looks again later
+            log.exception("cannot take over what an earlier run left")
         step = min(self._steps, key=lambda s: s.due_at)
         error = step.advance(runner, now)
         if step is not self._groundwork_step and step.lost_group:

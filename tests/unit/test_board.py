@@ -217,6 +217,13 @@ LIFE: tuple[Callable[[Board], None], ...] = (
 )
 
 
+def test_a_state_that_no_worker_writes_is_none(board: Board) -> None:
+    """A worker that scribbles over its memory before it dies must not take the supervisor along."""
+    for garbage in (-1, 99, 1 << 62):
+        board.cells[Cell.STATE] = garbage
+        assert board.state is WorkerState.BOOTING
+
+
 def test_whatever_store_a_writer_dies_at_the_slot_is_whole_or_free(tmp_path: Path) -> None:
     wholes = {
         ("100-1", "a"): {(11, 0, 0), (11, 12, 0), (11, 12, 13)},

@@ -70,6 +70,8 @@ def test_what_only_looks_like_a_run_is_left_alone(tmp_path: Path) -> None:
     """The look is taken in the supervisor's loop: a file of such a name ended the daemon."""
     (tmp_path / "run-of-the-mill").touch()
     (tmp_path / "run-empty").mkdir()
+    (tmp_path / "run-garbage").mkdir()
+    (tmp_path / "run-garbage" / "lock").write_bytes(b"\n\xff\xfe")
     assert predecessors(tmp_path) == []
 
 
