@@ -33,7 +33,7 @@ def check(config_file: str | None, timeout: float, as_json: bool) -> int:
     \b
     Examples:
       chronosd check
-      chronosd check -c chronos.yaml && systemctl restart chronosd
+      chronosd check -c chronos.yaml && systemctl reload chronosd
 
     Exit codes: 0 fine; 78 there are problems.
     """
