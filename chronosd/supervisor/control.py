@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
 import struct
@@ -140,7 +141,7 @@ class Control:
     def _answer(self, client: Client, answer: Answer) -> None:
         if client not in self._clients:
             return  # it has not waited
-        client.answer = orjson.dumps(answer, default=str, option=orjson.OPT_NON_STR_KEYS) + b"\n"
+        client.answer = _written(answer) + b"\n"
         client.limit_at = time.monotonic() + _PATIENCE_S
         self._descriptors.unwatch(client)
         self._descriptors.watch_writable(client, lambda: self._write(client))
@@ -208,6 +209,13 @@ class Control:
 def refused(why: str, code: int = 1) -> Answer:
     """An answer that says no; ``code`` is the exit code of the command that asked."""
     return {"ok": False, "error": why, "code": code}
+
+
+def _written(answer: Answer) -> bytes:
+    try:
+        return orjson.dumps(answer, default=str, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # a file's name may hold bytes that are no UTF-8
+        return json.dumps(answer, default=str).encode()
 
 
 def _lock(lock_path: Path, path: Path) -> int:

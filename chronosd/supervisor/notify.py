@@ -83,7 +83,9 @@ class Notifier:
         if self._socket is None:
             return False
         try:
-            self._socket.sendto("\n".join(lines).encode(), self._address)
+            # a file's name may hold bytes that are no UTF-8
+            text = "\n".join(lines).encode("utf-8", "backslashreplace")
+            self._socket.sendto(text, self._address)
         except OSError as error:
             if not self._failed:
                 log.warning("cannot notify systemd", error=str(error))

@@ -46,6 +46,14 @@ def test_a_status_is_sent_only_when_it_changes(manager: socket.socket) -> None:
     notifier.close()
 
 
+def test_a_status_with_bytes_that_are_no_text_is_sent_all_the_same(manager: socket.socket) -> None:
+    """A configuration under such a path, broken, ended the daemon that was told to reload it."""
+    notifier = Notifier({"NOTIFY_SOCKET": address(manager)})
+    notifier.status(f"{os.fsdecode(b'caf')}{os.fsdecode(bytes([0xE9]))}.yaml:1:1: no")
+    assert manager.recv(4096) == b"STATUS=caf\\udce9.yaml:1:1: no"
+    notifier.close()
+
+
 def test_the_variables_are_gone_from_the_environment() -> None:
     environ = {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "5", "WATCHDOG_PID": "1", "HOME": "/"}
     Notifier(environ).close()
