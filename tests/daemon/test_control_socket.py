@@ -19,7 +19,7 @@ import pytest
 
 from chronosd import Client
 from chronosd.paths import CONTROL_SOCKET, socket_path
-from tests.support.daemon import Daemon
+from tests.support.daemon import ROOT, Daemon
 from tests.support.processes import paused, wait_gone
 from tests.support.reloading import dummy, plan
 from tests.support.waiting import wait_until
@@ -174,7 +174,7 @@ def test_a_socket_that_a_killed_daemon_left_is_taken_over_and_a_stopped_one_leav
 def test_a_second_daemon_of_the_same_file_is_refused_with_one_line(one: Daemon) -> None:
     second = subprocess.run(
         [sys.executable, "-m", "tests.support.dummy", "-c", str(one.config_path)],
-        env={**os.environ, "RUNTIME_DIRECTORY": str(one.runtime_dir)},
+        env={**os.environ, "RUNTIME_DIRECTORY": str(one.runtime_dir), "PYTHONPATH": str(ROOT)},
         cwd=one.directory,
         capture_output=True,
         text=True,
