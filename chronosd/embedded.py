@@ -79,6 +79,7 @@ class EmbeddedServer:
         self.state_dir = Path(os.path.abspath(state_dir))
         self.owned = False
         self._binary = binary
+        self._is_checked = False
         self._extra_args = tuple(extra_args)
         self._socket = find_socket(self.state_dir)
         self._lock: int | None = None
@@ -219,8 +220,11 @@ class EmbeddedServer:
         assert self._lock is not None
         if self._binary is None:
             self._binary = find_binary()
-        elif reason := _unusable(self._binary):
+        elif not self._is_checked and (reason := _unusable(self._binary)):
             raise ChronosError(reason)
+        self._is_checked = (
+            True  # not at every restart: who keeps the server going must not wait for an answer
+        )
         self._socket = self._place_socket()
         with embedded_child.open_log(self.state_dir / _LOG) as log, embedded_child.signals_blocked():
             try:

@@ -62,13 +62,20 @@ class Incarnation:
         return self.directory / f"{index}.{generation}{_BOARD}"
 
     def boards(self) -> list[Board]:
-        """Every board of the run that can be read; what cannot was never given to a worker."""
-        boards = []
+        """Every board of the run. A file that is none was never given to a worker, and is removed.
+
+        Raises OSError where one cannot be looked at now (no descriptor, no memory): it may be a good one.
+        """
+        boards: list[Board] = []
         for path in sorted(self.directory.glob(f"*{_BOARD}")):
             try:
                 boards.append(Board.open(path))
-            except (OSError, ValueError):
+            except ValueError:
                 path.unlink(missing_ok=True)
+            except OSError:
+                for board in boards:
+                    board.close()
+                raise
         return boards
 
     def close(self) -> None:

@@ -43,7 +43,12 @@ class Inheritance:
         self._look_at = now + (_LOOK_AT_BOOT_S if is_boot else _LOOK_S)
         found = predecessors(self._runtime)
         for dead in found:
-            boards = dead.boards()
+            try:
+                boards = dead.boards()
+            except OSError as error:
+                log.error("an earlier run cannot be read yet", incarnation=dead.name, error=str(error))
+                dead.close()  # its lock is free again, so the next look finds it
+                continue
             log.warning("an earlier run left tasks behind", incarnation=dead.name, workers=len(boards))
             self._dead.append(dead)
             waiting = {board.consumer for board in boards} | {dead.recoverer}

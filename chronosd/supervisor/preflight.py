@@ -126,10 +126,14 @@ class Preflight:
                 return
             message = bytes(self._said[_LENGTH.size : _LENGTH.size + length])
             del self._said[: _LENGTH.size + length]
-            if message.startswith(b"{"):
-                self._end(_findings(message, self._config))
-            else:
+            if self._config is None and not message.startswith(b"{"):
                 self._config = pickle.loads(message)  # ours: none of the users' code has run there yet
+                continue
+            try:
+                self._end(_findings(message, self._config))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                # Users' code has the pipe by now, and may have written into it.
+                self._end(self._problem("gave an answer that is none"))
 
     def _read(self) -> None:
         while self._pipe >= 0:

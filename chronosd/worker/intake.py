@@ -25,6 +25,9 @@ from chronosd.worker.trouble import Troubles
 BODY_S = 60.0
 """How long the reading of one long body may take; it has a connection of its own."""
 
+LONG_PAUSE_S = 0.5
+"""How long a task whose long body could not be read keeps its slot before it is handed back."""
+
 _log = log.get_logger("chronosd.worker")
 
 
@@ -139,6 +142,7 @@ class Intake:
                 raw = await self._bodies.run(consume.body(self._held.queues[key[0]], item.task_id))
         except BrokerError as error:
             self._troubles.note("long bodies", error)
+            await asyncio.sleep(LONG_PAUSE_S)  # handed back, it comes again at once
             raw = None
         if key not in self.reading:
             return  # lost or handed back meanwhile

@@ -93,7 +93,7 @@ class _Process:
                 return loop.run_until_complete(main)
             except (SystemExit, KeyboardInterrupt, RuntimeError) as error:
                 # Raised in a task that some handler created (or it stopped the loop): the loop is re-entered.
-                if main.done():
+                if main.done() or loop.is_closed():
                     raise
                 _log.error("a handler's code tried to end the event loop", error=describe(error))
 
