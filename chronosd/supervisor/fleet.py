@@ -55,7 +55,7 @@ class Fleet:
         self.is_quiet = False
         self.stopping = False
         self._tell_at = 0.0
-        """When what workers are owed is offered to them again."""
+        """When orders that found no room are tried again."""
 
     def __iter__(self) -> Iterator[Worker]:
         """Every worker that lives, or whose death has not been seen."""

@@ -48,7 +48,7 @@ BROKEN = {
 
 
 def test_broken_files_change_nothing_under_load(daemon: MakeDaemon, client: Client, queue: QueueView) -> None:
-    one = daemon(workers=2, reload_timeout="3s", config={"handlers": KIND})
+    one = daemon(workers=2, reload_timeout="2s", config={"handlers": KIND})
     write_version(one, 0)
     good = one.config_path.read_text()
     module = (one.directory / "handlers.py").read_text()
@@ -69,9 +69,10 @@ def test_broken_files_change_nothing_under_load(daemon: MakeDaemon, client: Clie
             last = last_reload(one)
             assert not last["ok"]
             assert said in "\n".join(last["problems"]), name
-            shown = one.run_command("status", "-c", str(one.config_path))
-            assert shown.returncode == 0, (name, shown.stderr)
-            assert said in shown.stdout, name
+            if where == "yaml":  # also found while its file is broken
+                shown = one.run_command("status", "-c", str(one.config_path))
+                assert shown.returncode == 0, (name, shown.stderr)
+                assert said in shown.stdout, name
             assert said in str(one.log_records("reload failed, the configuration before goes on")[-1]), name
             assert any("last reload failed" in datagram for datagram in one.read_notifications()[-3:]), name
             assert one.wait_workers(2) == pids, name
@@ -195,18 +196,18 @@ def test_no_fork_to_be_had_leaves_the_workers_as_they_are(
         one.wait_workers(2, without=pids)
 
 
-@pytest.mark.parametrize("words", ["exit=0", "exit=1", "fail=4", "fail=78", "hang", "slow=600"])
 def test_whatever_keeps_the_new_workers_from_being_ready_the_old_ones_stay(
-    tmp_path: Path, redis_url: str, namespace: str, words: str
+    tmp_path: Path, redis_url: str, namespace: str
 ) -> None:
     with dummy(tmp_path / "d", redis_url, namespace, workers=2, reload_timeout="500ms") as one:
         one.start()
         pids = one.wait_workers(2)
-        plan(one, words)
-        refused = one.ask("reload", wait=True)
-        assert not refused["ok"]
-        assert refused["code"] == (78 if words == "fail=78" else 4)
-        assert one.wait_workers(2) == pids
+        for words in ("exit=0", "exit=1", "fail=4", "fail=78", "hang", "slow=600"):
+            plan(one, words)
+            refused = one.ask("reload", wait=True)
+            assert not refused["ok"], words
+            assert refused["code"] == (78 if words == "fail=78" else 4), words
+            assert one.wait_workers(2) == pids, words
         plan(one, "ok")
         assert one.ask("reload", wait=True)["ok"]
         one.wait_workers(2, without=pids)

@@ -105,6 +105,7 @@ def test_a_half_written_file_that_is_valid_is_told_loudly(daemon: MakeDaemon, cl
     (warning,) = wait_until(lambda: one.log_records("reload leaves tasks behind"), what="a warning")
     assert warning["level"] == "warning"
     assert warning["what"] == "queue 'low' is not served any more: 1 delayed"
+    wait_until(lambda: last_reload(one), what="the end of the reload")
 
 
 def test_a_file_that_is_swapped_under_a_symbolic_link_is_read_anew(daemon: MakeDaemon) -> None:
