@@ -5,7 +5,7 @@ a message that does not fit is refused, because a supervisor that waits for a st
 
 Messages are dicts with a type ``t``::
 
-    worker to supervisor   ready | failed (code, error) | drained
+    worker to supervisor   ready (kinds: what listed modules declare) | failed (code, error) | drained
     supervisor to worker   go | drain (timeout: seconds or null) | quiet | resume
                            lost (entries: [[queue name, entry id], ...])
                            stacks (entries: of which coroutines; none: of all): written to the stack file

@@ -77,6 +77,12 @@ class Fleet:
         """How many places have a worker that may fetch."""
         return sum(1 for p in self.places if p.worker is not None and p.worker.phase is Phase.RUNNING)
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Every kind that is served, as far as that is known."""
+        declared = [place.worker.kinds for place in self.places if place.worker is not None]
+        return frozenset(self.config.handlers).union(*declared)
+
     def by_pid(self, pid: int) -> Worker | None:
         return next((worker for worker in self if worker.child.pid == pid), None)
 
@@ -146,6 +152,7 @@ class Fleet:
         for message in messages or ():
             match message.get("t"):
                 case "ready":
+                    worker.kinds = frozenset(message.get("kinds", ()))
                     self._handle_ready(worker)
                 case "failed":
                     worker.failure = (int(message["code"]), str(message["error"]))

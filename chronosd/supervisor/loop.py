@@ -5,6 +5,7 @@ It reads from top to bottom: :meth:`Supervisor.run` is the loop, the ``handle_*`
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 
@@ -191,7 +192,7 @@ class Supervisor:
         self.rounds.settle(worker, exit_, now)
         if not self._is_ready and worker.reason in (None, Reason.BOOT) and self._stop_by is None:
             self.handle_failed_start(worker, exit_)
-        self.handle_chld(1)
+        self.handle_chld()
 
     def handle_failed_start(self, worker: Worker, exit_: Exit) -> None:
         """A worker could not load, and none has run yet: the daemon says so instead of trying for ever."""
@@ -206,15 +207,26 @@ class Supervisor:
     def handle_signals(self) -> None:
         """Acts on what has come since the last turn, the most urgent first."""
         for signum, count in signals.take():
-            getattr(self, f"handle_{signum.name.removeprefix('SIG').lower()}")(count)
+            match signum:
+                case signal.SIGQUIT:
+                    self.handle_quit("SIGQUIT")
+                case signal.SIGINT:
+                    self.handle_int()
+                case signal.SIGTERM:
+                    # Not twice: `timeout` and init programs send it to the process and again to its group.
+                    self.handle_drain("SIGTERM")
+                case signal.SIGCHLD:
+                    self.handle_chld()
+                case _:
+                    self.orders.obey(signum, count)
 
-    def handle_quit(self, _count: int, why: str = "SIGQUIT") -> None:
+    def handle_quit(self, why: str) -> None:
         """Hands everything back and ends now."""
         log.info("stopping at once", asked_by=why)
         self._begin_stop()
         self.fleet.kill_all(Reason.QUIT)
 
-    def handle_int(self, _count: int) -> None:
+    def handle_int(self) -> None:
         """Drains; the second one ends the drain."""
         if self._stop_by is None:
             self.handle_drain("SIGINT")
@@ -222,11 +234,6 @@ class Supervisor:
             log.warning("stopping at once, tasks are interrupted", signal="SIGINT")
             self._exit_code = self._exit_code or EXIT_RUNTIME
             self.fleet.kill_all(Reason.QUIT)
-
-    def handle_term(self, _count: int) -> None:
-        # Not twice: `timeout` and init programs send it to the process and again to its group.
-        if self._stop_by is None:
-            self.handle_drain("SIGTERM")
 
     def handle_drain(self, why: str) -> None:
         """No task starts any more, those that run may finish, and then the daemon ends."""
@@ -236,7 +243,7 @@ class Supervisor:
         self._begin_stop()
         self.fleet.drain(self._config.shutdown_timeout, self._config.kill_grace, time.monotonic())
 
-    def handle_chld(self, _count: int) -> None:
+    def handle_chld(self) -> None:
         """Orphans of the workers land here, and on pid 1 everybody's: they are reaped and forgotten."""
         process.reap_strangers(self._is_known)
 
@@ -246,34 +253,6 @@ class Supervisor:
             or self.reload.is_child(pid)
             or (self.keeper is not None and self.keeper.is_child(pid))
         )
-
-    def handle_usr1(self, _count: int) -> None:
-        """Logs what every worker is doing."""
-        self.overruns.describe()
-
-    def handle_ttin(self, count: int) -> None:
-        """One worker more for each."""
-        self.orders.grow(count)
-
-    def handle_ttou(self, count: int) -> None:
-        """One worker less for each, never less than one."""
-        self.orders.grow(-count)
-
-    def handle_tstp(self, _count: int) -> None:
-        """Stops fetching; what runs goes on."""
-        self.orders.quiet(True, "SIGTSTP")
-
-    def handle_cont(self, _count: int) -> None:
-        """Fetches again. Also what a shell sends to a stopped process, which then was not quiet."""
-        self.orders.quiet(False, "SIGCONT")
-
-    def handle_hup(self, _count: int) -> None:
-        """Reload, now or after the one under way."""
-        self.reload.ask()
-
-    def handle_usr2(self, _count: int) -> None:
-        """Rolling restart."""
-        self.recycler.restart()
 
     def apply(self, config: Config) -> None:
         """A reload has succeeded: the supervisor's own work goes by the new configuration too."""

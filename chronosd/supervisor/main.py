@@ -154,6 +154,6 @@ def _assemble(
     orders = supervisor.orders = Orders(
         *(fleet, reload, recycler, overruns),
         stop=supervisor.handle_drain,
-        quit=lambda why: supervisor.handle_quit(1, why),
+        quit=supervisor.handle_quit,
     )
     supervisor.answers = Answers(orders, status)

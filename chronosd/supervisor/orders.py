@@ -6,6 +6,7 @@ later, or has no object any more; it is never an error of the loop.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,6 +34,25 @@ class Orders:
     """Begins to drain; given who asked. Nothing if it has begun."""
     quit: Callable[[str], None]
     """Hands everything back and ends now."""
+
+    def obey(self, signum: int, count: int) -> None:
+        """What a signal asks for; it has come so often since the last turn."""
+        match signum:
+            case signal.SIGHUP:
+                self.reload.ask()
+            case signal.SIGUSR1:
+                self.overruns.describe()
+            case signal.SIGUSR2:
+                self.recycler.restart()
+            case signal.SIGTTIN:
+                self.grow(count)
+            case signal.SIGTTOU:
+                self.grow(-count)
+            case signal.SIGTSTP:
+                self.quiet(True, "SIGTSTP")
+            case signal.SIGCONT:
+                # Also what a shell sends to a stopped process, which then was not quiet.
+                self.quiet(False, "SIGCONT")
 
     def scale(self, count: int) -> None:
         """So many workers, within 1 and :data:`MOST_WORKERS`."""

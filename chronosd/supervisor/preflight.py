@@ -42,8 +42,6 @@ class Findings:
     config: Config | None = None
     changes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    kinds: frozenset[str] = frozenset()
-    """Every kind that has a handler, those that modules declare too."""
     problems: tuple[str, ...] = ()
     code: int = 0
     """The exit code that stands for the problems."""
@@ -211,9 +209,9 @@ def _examine(running: Config, kinds: frozenset[str], redis_url: str, pipe: int) 
         _tell(pipe, problems=error.problems, code=EXIT_COULD_NOT_LOAD)
         return 0
     known = frozenset(registry.handlers)
-    gone = sorted((kinds or frozenset(running.handlers)) - known)
+    gone = sorted(kinds - known)
     warnings = left_behind(config, redis_url, change.queues_removed, gone)
-    _tell(pipe, changes=change.lines, warnings=warnings, kinds=sorted(known))
+    _tell(pipe, changes=change.lines, warnings=warnings)
     return 0
 
 
@@ -227,7 +225,6 @@ def _findings(message: bytes, config: Config | None) -> Findings:
         config=config,
         changes=tuple(said.get("changes", ())),
         warnings=tuple(said.get("warnings", ())),
-        kinds=frozenset(said.get("kinds", ())),
         problems=tuple(said.get("problems", ())),
         code=said.get("code", 0),
     )

@@ -4,13 +4,14 @@
 
     CHECKING    a throwaway child reads, validates and imports everything
     WAITING     an earlier reload's workers still drain: at most one generation does
-    STARTING    the new generation is forked, one worker at a time, and loads its handlers
+    STARTING    the new generation is forked and loads its handlers
     PREPARING   new queues get their groups
     SWITCHING   the gate is open for the new ones and the old ones have been told to stop fetching
 
 Up to the switch everything can be taken back: only workers that never fetched are killed then, and the old
 generation has noticed nothing. The whole is bounded by `reload_timeout`. Whoever asks while a reload is
-under way is asking for the next one: what this one has read may be older than their edit.
+under way is asking for the next one: what this one has read may be older than their edit. One that hangs
+in the imports makes way for it.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from chronosd.config.schema import Config
 from chronosd.log import get_logger
 from chronosd.supervisor.descriptors import Descriptors
 from chronosd.supervisor.fleet import Fleet
+from chronosd.supervisor.generation import Generation
 from chronosd.supervisor.notify import Notifier
 from chronosd.supervisor.preflight import Preflight
 from chronosd.supervisor.rounds import Rounds
-from chronosd.supervisor.stacks import innermost
 from chronosd.supervisor.verdict import Reason
-from chronosd.supervisor.worker import EXIT_COULD_NOT_LOAD, Phase, Worker
+from chronosd.supervisor.worker import Worker
 
 log = get_logger("chronosd.supervisor")
 
 EXIT_RUNTIME = 1
 _TURN_S = 0.005
-_ASK_BEFORE_S = 0.2
+_PATIENCE_S = 5.0
 _SWITCH_S = 2.0
 """How long an old worker may take to say that it has stopped fetching: its loop may stand still."""
 
@@ -103,11 +104,8 @@ class Reload:
         self._is_asked = False
         self._replies: list[Reply] = []
         self._next_replies: list[Reply] = []
-        self._kinds: frozenset[str] = frozenset()
         self._preflight: Preflight | None = None
-        self._config: Config | None = None
-        self._count = 0
-        self._workers: list[Worker] = []
+        self._next: Generation | None = None
         self._old: list[Worker] = []
         self._changes: tuple[str, ...] = ()
         self._warnings: tuple[str, ...] = ()
@@ -115,7 +113,8 @@ class Reload:
         self._limit_at = 0.0
         self._switch_by = 0.0
         self._turn_at = 0.0
-        self._stacks_asked = False
+        self._is_impatient = False
+        """Whether this reload began in the place of one that hung."""
 
     def ask(self, reply: Reply | None = None) -> None:
         """Reloads as soon as that is possible; ``reply`` is called with the result."""
@@ -138,8 +137,8 @@ class Reload:
 
     def resize(self, change: int | None = None, count: int | None = None) -> None:
         """The number of workers is changed by hand while a reload is under way: it holds for that as well."""
-        if self.stage not in (Stage.IDLE, Stage.CHECKING, Stage.SWITCHING):
-            self._count = count if count is not None else max(1, self._count + (change or 0))
+        if self._next is not None:
+            self._next.count = count if count is not None else max(1, self._next.count + (change or 0))
 
     # -- the turns ----------------------------------------------------------------------------------
 
@@ -157,6 +156,10 @@ class Reload:
         if self._fleet.stopping:
             self._abort()
             return
+        if self._is_asked and self._is_stuck(now):
+            self._fail(["called off for the next one, which was asked for meanwhile"], EXIT_RUNTIME)
+            self._is_impatient = True
+            return
         match self.stage:
             case Stage.IDLE:
                 self._begin(now)
@@ -171,20 +174,27 @@ class Reload:
             case Stage.SWITCHING:
                 self._switch(now)
 
+    def _is_stuck(self, now: float) -> bool:
+        """Whether it has loaded for so long that who asks again has probably mended what it hangs in.
+
+        Its successor has all the time there is: else somebody who asks often would never get any.
+        """
+        is_loading = self.stage in (Stage.CHECKING, Stage.STARTING)
+        return is_loading and not self._is_impatient and now - self._began_at > _PATIENCE_S
+
     def _begin(self, now: float) -> None:
         self._is_asked = False
         self._replies, self._next_replies = self._next_replies, []
         self._changes = self._warnings = ()
         self._began_at = now
         self._limit_at = now + self._fleet.config.reload_timeout
-        self._stacks_asked = False
         self.stage = Stage.CHECKING
         log.info("reloading", file=str(self._fleet.config.path))
         self._notifier.reloading(self._status())
         try:
             self._preflight = Preflight(
                 self._fleet.config,
-                self._kinds,
+                self._fleet.kinds,
                 self._redis_url,
                 self._limit_at,
                 abandon=self._abandon,
@@ -207,9 +217,9 @@ class Reload:
         config, running = found.config, self._fleet.config
         # What was set by hand holds until the file says something else than it did.
         is_same = config.workers == running.workers
-        self._config, self._count = config, len(self._fleet.places) if is_same else config.workers
-        self._kinds = found.kinds
-        log.info("configuration checked", changes=list(found.changes), workers=self._count)
+        count = len(self._fleet.places) if is_same else config.workers
+        self._next = Generation(self._fleet, config, count, self._limit_at)
+        log.info("configuration checked", changes=list(found.changes), workers=count)
         for warning in found.warnings:
             log.warning("reload leaves tasks behind", what=warning)
         self.stage = Stage.WAITING
@@ -224,38 +234,28 @@ class Reload:
             self._fail([f"{text}; reload again when they have ended"], EXIT_RUNTIME)
 
     def _start(self, now: float) -> None:
-        self._trim()
-        if self._is_broken(now):
-            return
-        if len(self._workers) < self._count:
-            try:
-                worker = self._fleet.fork(len(self._workers), now, self._config)
-            except OSError as error:
-                self._fail([f"cannot fork a worker: {error}"], EXIT_RUNTIME)
-                return
-            worker.kill_at = None  # the reload's own limit holds
-            self._workers.append(worker)
-        elif all(worker.phase is Phase.READY for worker in self._workers):
-            assert self._config is not None
-            self._rounds.prepare(self._config, now)
+        assert self._next is not None
+        self._next.tick(now)
+        if self._next.trouble is not None:
+            self._fail(*self._next.trouble)
+        elif self._next.is_ready:
+            self._rounds.prepare(self._next.config, now)
             self.stage = Stage.PREPARING
 
-    def _trim(self) -> None:
-        while len(self._workers) > self._count:
-            self._fleet.discard(self._workers.pop(), Reason.SCALE)
-
     def _prepare(self, now: float) -> None:
-        assert self._config is not None
-        if self._is_broken(now):
-            return
-        if len(self._workers) != self._count:
+        assert self._next is not None
+        self._next.tick(now)
+        config = self._next.config
+        if self._next.trouble is not None:
+            self._fail(*self._next.trouble)
+        elif not self._next.is_ready:
             self.stage = Stage.STARTING  # resized meanwhile
-        elif trouble := self._rounds.preparation_trouble(self._config):
+        elif trouble := self._rounds.preparation_trouble(config):
             self._fail([f"a new queue cannot be served: {trouble}"], EXIT_RUNTIME)
-        elif self._rounds.is_prepared(self._config):
-            self._old = self._fleet.install(self._workers, self._config)
-            self._workers = []
-            self._apply(self._config)
+        elif self._rounds.is_prepared(config):
+            self._old = self._fleet.install(self._next.workers, config)
+            self._next = None
+            self._apply(config)
             self._switch_by = now + _SWITCH_S
             self.stage = Stage.SWITCHING
 
@@ -267,49 +267,27 @@ class Reload:
             self._old = []
             self._finish((), 0)
 
-    def _is_broken(self, now: float) -> bool:
-        """Fails the reload if one of its workers has ended, or the time is up."""
-        for worker in self._workers:
-            if worker.exit is not None:
-                code, why = worker.why_not_ready(worker.exit)
-                self._fail(why.splitlines(), code)
-                return True
-        late = [worker for worker in self._workers if worker.phase is Phase.STARTING]
-        if now >= self._limit_at - _ASK_BEFORE_S and not self._stacks_asked:
-            self._stacks_asked = True
-            for worker in late:
-                worker.stacks.clear()
-                worker.stacks.ask(worker.child)
-        if now < self._limit_at:
-            return False
-        if late:
-            where = innermost(late[0].stacks.read())
-            why = f"{late[0].name} was not ready in time{where}"
-        elif len(self._workers) < self._count:
-            why = "the new workers could not be forked in time"
-        else:
-            why = "redis did not take the new queues in time"
-        self._fail([why], EXIT_COULD_NOT_LOAD if late else EXIT_RUNTIME)
-        return True
-
     # -- ends -----------------------------------------------------------------------------------------
 
     def _fail(self, problems: list[str], code: int) -> None:
-        for worker in self._workers:
-            self._fleet.discard(worker, Reason.ROLLBACK)
-        self._workers = []
+        if self._preflight is not None:
+            self._preflight.close()
+            self._preflight = None
+        if self._next is not None:
+            self._next.discard(Reason.ROLLBACK)
         if self.stage is Stage.PREPARING:
             self._rounds.forget_preparation()
         self._finish(tuple(problems) or ("nobody knows why",), code or EXIT_RUNTIME)
 
     def _finish(self, problems: tuple[str, ...], code: int) -> None:
         took_s = round(time.monotonic() - self._began_at, 3)
+        self._is_impatient = False
         self.last = Result(problems, code, self._changes, self._warnings, took_s, time.time())
-        self.stage, self._config = Stage.IDLE, None
+        self.stage, self._next = Stage.IDLE, None
         if problems:
             log.error("reload failed, the configuration before goes on", took_s=took_s, problems=problems)
         else:
-            log.info("reloaded", took_s=took_s, revision=self._fleet.revision, workers=self._count)
+            log.info("reloaded", took_s=took_s, revision=self._fleet.revision)
         if not self._fleet.stopping:
             self._notifier.ready(self._status())
         replies, self._replies = self._replies, []
@@ -321,7 +299,7 @@ class Reload:
         if self._preflight is not None:
             self._preflight.close()
             self._preflight = None
-        self._workers, self._old = [], []
+        self._old = []
         self._replies += self._next_replies
         self._is_asked, self._next_replies = False, []
         if self.is_active or self._replies:

@@ -43,6 +43,8 @@ class Worker:
     has_begun: bool = False
     """Whether it was let through the gate: from then on it may hold tasks."""
     has_drained: bool = False
+    kinds: frozenset[str] = frozenset()
+    """What its modules declare, where the configuration names modules and not kinds."""
     owed: list[dict[str, Any]] = field(default_factory=list)
     """Orders that its link had no room for; in their order."""
     reason: Reason | None = None

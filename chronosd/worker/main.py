@@ -34,6 +34,9 @@ BEAT_S = 0.25
 THREAD_BEAT_S = 0.5
 CYCLE_TIMEOUT_S = 5.0
 
+MOST_KINDS = 500
+"""Told to the supervisor, which names those that a reload takes away; more would not fit in one message."""
+
 LAST_WORDS_S = 1.0
 """How long what ends a worker (a cancelled handler, a lifespan on its way out) may take."""
 
@@ -143,7 +146,8 @@ class _Process:
 
     async def _serve(self, state: Any) -> None:
         self._cells[Cell.STATE] = WorkerState.READY
-        self._spec.link.send({"t": "ready"})
+        declared = list(self._registry.handlers)[:MOST_KINDS] if self._config.handler_modules else []
+        self._spec.link.send({"t": "ready", "kinds": declared})
         ordered = asyncio.ensure_future(self._ordered.wait())
         gate = asyncio.ensure_future(self._gate.wait())
         await asyncio.wait((ordered, gate), return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
-A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, I, P,
-Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, H, I,
+J, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
     1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
@@ -46,6 +46,33 @@ E. Retry, backoff, dead letter
          b test_settle: a_task_whose_retries_are_spent_is_archived_with_the_cause_or_discarded
          (to run a dead letter again is not built yet)
 
+H. Supervisor, forks, signals, reload
+    81   d test_supervisor_process: all_workers_killed_at_once_all_come_back_and_no_zombie_is_left;
+         d test_reload_signals: kills_resizes_and_reloads_together_leave_the_right_number_and_no_zombie
+    82   d test_supervisor_process: a_signal_right_after_the_fork_meets_no_handler_of_the_parent,
+         a_stop_while_a_child_has_not_begun_ends_at_once
+    84   d test_reload_signals: a_hup_at_any_moment_after_it_is_caught_neither_kills_nor_is_lost,
+         signals_before_the_start_is_over_are_obeyed_when_it_is
+    85   d test_reload_code: a_changed_module_that_the_handlers_import_is_new_as_well
+    87   c test_group_h; d test_reload_broken: broken_files_change_nothing_under_load,
+         term_during_a_reload_is_obeyed_at_once
+    88   d test_scale_workers: from_one_to_five_to_two_to_five_every_200_ms_with_tasks_of_3_s
+    90   d test_supervisor_process: a_worker_that_dies_right_after_it_was_ready_is_backed_off,
+         a_worker_that_cannot_load_at_first_start_ends_the_daemon
+    91   d test_supervisor_process: the_workers_die_with_their_supervisor; d test_killed_daemon
+    93   c test_group_h; d test_supervisor_process: orphans_are_reaped_and_their_exit_code_means_nothing
+    94   d test_supervisor_process: a_launcher_that_ignores_sigchld_hides_no_death
+    96   d test_supervisor_process: a_child_has_no_descriptor_but_its_own_and_the_lock,
+         the_connection_to_redis_survives_the_exit_of_a_child_that_inherited_it
+    97   c test_group_h; d test_supervisor_process:
+         a_worker_that_hangs_while_it_loads_is_killed_when_its_time_is_up
+    99   d test_supervisor_process: what_a_killed_worker_had_started_dies_with_it;
+         d test_scale_workers: a_worker_that_loads_when_it_is_one_too_many_is_ended_at_once
+    100  d test_overruns; d test_supervisor_process: a_worker_whose_loop_stands_still_is_killed
+    102  c test_group_h; u test_log
+    103  d test_reload_signals: twenty_hups_to_supervisor_and_worker_and_the_log_goes_on
+         (logs go to stderr: there is no file of ours to be rotated)
+
 I. systemd
     105  d test_reload_broken, test_reload_signals: a_hup_during_a_reload_is_remembered_and_the_pairs_...;
          d test_reload_broken: term_during_a_reload_is_obeyed_at_once;
@@ -61,6 +88,17 @@ I. systemd
          u test_supervisor_notify ([choice] sockets other than path and abstract are named in a warning)
     111  d test_systemd_life: a_mute_redis_is_no_reason_for_the_watchdog_or_a_restart,
          a_mistake_in_the_file_fails_the_start_with_78_and_no_second_try
+
+J. Configuration
+    112  u test_config_values: a_duplicate_key_is_told_with_both_lines_at_any_depth,
+         merge_keys_merge_and_own_keys_win
+    114  u test_config_files; u test_config_syntax
+    115  d test_reload_settings: a_half_written_file_that_is_valid_is_told_loudly,
+         a_file_that_is_swapped_under_a_symbolic_link_is_read_anew;
+         u test_config_files: relative_paths_keep_to_the_directory_of_the_link_and_not_of_its_target
+    117  d test_reload_settings: a_removed_queue_keeps_what_it_has_and_resumes_when_it_is_put_back
+         (schedules are not built yet)
+    118  u test_handlers; u test_cli_check: the_verdict_is_the_same_from_every_directory
 
 P. Sync handlers and blocking the loop
     156  d test_overruns

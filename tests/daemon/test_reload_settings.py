@@ -90,6 +90,18 @@ def test_a_removed_kind_with_waiting_tasks_is_named(daemon: MakeDaemon, client: 
     ]
 
 
+def test_a_kind_that_a_listed_module_no_longer_declares_is_named(daemon: MakeDaemon, client: Client) -> None:
+    source = "from chronosd import Kind, Task\n"
+    declared = "{0} = Kind('{0}')\n@{0}.handler\nasync def on_{0}(task: Task) -> None: ...\n"
+    one = daemon(workers=1, config={"handlers": ["tasks"]})
+    (one.directory / "tasks.py").write_text(source + declared.format("first") + declared.format("second"))
+    one.start()
+    client.enqueue("second", {}, delay="1h")
+    (one.directory / "tasks.py").write_text(source + declared.format("first"))
+    done = one.ask("reload", wait=True)
+    assert done["warnings"] == ["kind 'second' has no handler any more: 1 of its tasks wait in 'default'"]
+
+
 def test_a_half_written_file_that_is_valid_is_told_loudly(daemon: MakeDaemon, client: Client) -> None:
     """An editor that is still writing: the prefix of the file is a file without its last queue."""
     text = "queues:\n  default: 1\n  low: 1\n"

@@ -100,6 +100,11 @@ class Daemon:
         self.write_config(config or {})
 
     @property
+    def environment(self) -> dict[str, str]:
+        """What the daemon and the commands are given."""
+        return dict(self._env)
+
+    @property
     def pid(self) -> int:
         """The supervisor's process id."""
         assert self._process is not None, "not started"
