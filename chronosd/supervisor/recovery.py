@@ -8,7 +8,7 @@ deletes the consumer. While Redis is away the work is kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from chronosd.board import Board
@@ -119,6 +119,12 @@ class Recovery:
     def unsettled(self) -> int:
         """How many have not been settled even once."""
         return sum(1 for estate in self._estates if not estate.is_settled)
+
+    def held(self) -> Iterator[tuple[str, str, str]]:
+        """Consumer, queue and entry of all that is known of the dead and not settled yet."""
+        for estate in self._estates:
+            if not estate.is_settled:
+                yield from ((estate.consumer, queue, entry) for queue, entry in estate.verdict.fates)
 
     @property
     def newest_unsettled_at(self) -> float:

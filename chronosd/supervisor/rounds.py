@@ -256,6 +256,9 @@ class Rounds:
         for worker in self._fleet:
             for slot in worker.board.read():
                 own.setdefault(slot.queue, {})[slot.entry] = worker.spec.consumer
+        # Nor those of our dead: their boards know what has succeeded, which the recoverer would run again.
+        for consumer, queue, entry in self._recovery.held():
+            own.setdefault(queue, {})[entry] = consumer
         return own
 
     # -- the end --------------------------------------------------------------------------------------

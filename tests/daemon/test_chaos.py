@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +56,13 @@ def errors(inspector: Inspector) -> list[Finding]:
     return [finding for finding in inspector.examine(deep=True).findings if finding.is_error]
 
 
+_WAITING = ("late", "stuck", "untaken")
+
+
 def misplaced(inspector: Inspector) -> list[str]:
-    """What must not be even for an instant; while a daemon starts, tasks may well be late."""
+    """What must not be even for an instant; while no daemon lives for long, tasks may well wait for one."""
     try:
-        return [finding.line for finding in errors(inspector) if finding.code not in ("late", "stuck")]
+        return [finding.line for finding in errors(inspector) if finding.code not in _WAITING]
     except BrokerError:
         return []
 
@@ -114,13 +119,13 @@ def test_nothing_is_lost_and_nothing_repeats_without_a_cause(
         print()
         for line in found.lines():
             print("   ", line)
+        recovered = len(daemon.log_records("recovered tasks that nobody held any more"))
+        print("   ", f"passes in which the recoverer found something: {recovered}")
         print("   ", f"watched: {boards.reads} slots read; from outside: {dict(disaster.done)}")
     record_property("chaos", json.dumps(list(found.lines())))
-    assert wrong == [], "\n".join(wrong)
     assert found.faults == [], "\n".join(found.faults)
+    assert wrong == [], "\n".join(wrong)
     assert boards.seen <= told.claims, "a slot was read that nobody has ever claimed like this"
-    recovered = daemon.log_records("recovered tasks that nobody held any more")
-    assert recovered == [], "the recoverer had to do what a settlement should have done"
 
 
 # -- what arrives after its sender is dead, and settled ---------------------------------------------------
@@ -177,3 +182,34 @@ def test_what_a_dead_worker_had_sent_changes_nothing_when_it_arrives_late(
     assert [e.id for e in starts if e.at_ns > succeeded.get(e.id, e.at_ns)] == [], "a success ran again"
     ended = {entry.id for what in ("end", "fail") for entry in daemon.ledger.entries(what)}
     assert len(ended) == count
+
+
+def test_a_success_on_the_board_of_a_daemon_that_was_gone_for_long_is_not_repeated(
+    tmp_path: Path, fresh_server: EmbeddedServer, namespace: str
+) -> None:
+    """The leases had run out by the time the daemon was back, and its recoverer took entries over before the
+    boards were settled: tasks that had succeeded ran again."""
+    directory = tmp_path / "chaos"
+    timing = {"recover_min_idle": "1s", "heartbeat_interval": "300ms", "recover_interval": "100ms"}
+    with (
+        armed(directory, tmp_path, fresh_server, namespace, workers=6, **timing) as daemon,
+        Client(fresh_server.url, namespace=namespace) as client,
+        Inspector(fresh_server.url, namespace=namespace, timeout=10) as inspector,
+    ):
+        (directory / "plan").write_text("0 worker complete before")
+        (directory / "armed").touch()
+        daemon.start()
+        daemon.send(signal.SIGSTOP)  # nobody settles what the workers leave
+        events = Events(directory)
+        client.enqueue_many([("quick", {}, {"queue": "default"}) for _ in range(200)])
+        wait_until(lambda: events.kills().total() == 6)
+        daemon.kill()
+        (directory / "armed").unlink()
+        time.sleep(1.5)  # longer than a lease
+        daemon.start()
+        wait_until(lambda: drained(inspector))
+        assert daemon.stop() == 0
+        succeeded = dict(Told.read(events.path).succeeded)
+        starts = Counter(entry.id for entry in daemon.ledger.entries("start"))
+    assert len(succeeded) == 200
+    assert {task_id: count for task_id, count in starts.items() if count > 1} == {}
