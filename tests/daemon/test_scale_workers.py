@@ -105,9 +105,9 @@ def test_an_order_that_the_link_has_no_room_for_is_given_later(
 ) -> None:
     """A worker whose loop stands still reads nothing; one whose line was full was killed with its tasks."""
     one = daemon(workers=2, concurrency=2, stall_timeout="60s").start()
-    ids = [info.id for info in client.enqueue_many([("block", {"sleep": 4}, {"max_retry": 0})] * 2)]
+    ids = [info.id for info in client.enqueue_many([("block", {"sleep": 3}, {"max_retry": 0})] * 2)]
     wait_until(lambda: len({entry.pid for entry in one.ledger.entries("start")}) == 2, what="blocked loops")
-    for _ in range(400):
+    for _ in range(300):
         one.ask("quiet")
         one.ask("resume")
     assert one.ask("scale", count=1)["ok"]
