@@ -126,6 +126,7 @@ class Inspector:
 
     def show_task(self, queue: str, task_id: str) -> TaskDetails:
         """All that is stored of one task. Raises TaskNotFound."""
+        _check_id(task_id)
         found = self._runner.run(inspect.show_task(self._namespace.queue(queue), task_id))
         if found is None:
             raise TaskNotFound(f"no task {task_id!r} in queue {queue!r}")
@@ -133,6 +134,7 @@ class Inspector:
 
     def find_task(self, task_id: str) -> TaskDetails:
         """The task of that id, in whatever queue. Raises TaskNotFound, also if several queues have one."""
+        _check_id(task_id)
         found = self._runner.drive(inspect.find_task(self._namespace, task_id))
         if not found:
             raise TaskNotFound(f"no task {task_id!r} in any queue of namespace {self.namespace!r}")
@@ -205,3 +207,11 @@ def _state(state: State | str) -> State:
         if known.label == state:
             return known
     raise ValueError(f"state: must be one of {', '.join(s.label for s in State)} (got {state!r})")
+
+
+def _check_id(task_id: str) -> None:
+    """An id that is no UTF-8 (a shell passes such bytes on as lone surrogates) is no task's."""
+    try:
+        task_id.encode()
+    except UnicodeEncodeError:
+        raise TaskNotFound(f"no task {task_id!r}: the id is not UTF-8") from None

@@ -23,6 +23,7 @@ from redis.retry import Retry
 from chronosd.broker.addresses import look_up
 from chronosd.broker.replies import classify, with_code
 from chronosd.broker.sockets import Deadline, TcpConnection, TlsConnection, UnixConnection, tls_context
+from chronosd.config.names import check_host
 from chronosd.errors import BrokerError, BrokerUnavailable, ConfigError, Trouble
 
 
@@ -67,13 +68,17 @@ def parse(url: str, password: str | None = None) -> Target:
 
     ``password`` is used where the URL has none.
     """
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         options = parse_url(url)  # type: ignore[no-untyped-call] # redis-py's, without annotations
         if parts.scheme in ("redis", "rediss") and parts.path.strip("/") and "db" not in options:
             raise ValueError(f"the database must be a number (got {parts.path.strip('/')!r})")
         if parts.scheme == "unix" and not options.get("path"):
             raise ValueError("unix:// needs the path of a socket")
+        if int(options.get("db", 0)) < 0:
+            raise ValueError(f"the database must not be negative (got {options['db']})")
+        if parts.scheme != "unix":
+            check_host(options.get("host", "localhost"), parts.port)
     except ValueError as error:
         raise ConfigError([f"redis.url: {error}"]) from None
     return Target(

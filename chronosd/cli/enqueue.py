@@ -90,7 +90,7 @@ def enqueue(
     server = find_server(config_file, redis_url, namespace)
     if server.config is not None:
         for warning in unknown_names(server.config, kind, queue or "default"):
-            note(f"warning: {warning}; enqueued all the same")
+            note(f"warning: {warning}; enqueueing it all the same")
     try:
         with reaching(server), server.client() as client:
             if count == 1:

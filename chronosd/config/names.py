@@ -145,7 +145,19 @@ def _redis_url(value: Any) -> str:
         raise ValueError(f"the URL needs a host, such as {scheme}://127.0.0.1:6379/0")
     elif not re.fullmatch(r"/?|/[0-9]{1,5}", url.path):
         raise ValueError("the path of the URL must be the number of a database, such as /0")
+    else:
+        check_host(host, _port)
     return text
+
+
+def check_host(host: str, port: int | None) -> None:
+    """Raises ValueError for what no resolver can be asked, or no server can listen on."""
+    if port == 0:
+        raise ValueError("the port of the URL must not be 0")
+    try:
+        host.encode("idna")  # what Python does before it looks a name up, and then it is no OSError
+    except UnicodeError:
+        raise ValueError(f"{host!r} cannot be the name of a host") from None
 
 
 def _listen(value: Any) -> str:

@@ -326,7 +326,20 @@ def test_passwords_are_shown_nowhere(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h", "redis://h:port", "redis://h/db", "unix://", "", "redis://h:99999999"]
+    "url",
+    [
+        *("http://h", "redis://h:port", "redis://h/db", "unix://", "", "redis://h:99999999"),
+        # a client raised UnicodeError or ValueError for these, at its first call
+        *(
+            "redis://a..b:6379/0",
+            "redis://.",
+            "redis://\udcff",
+            "redis://[::1",
+            "redis://h/-1",
+            "redis://h:0",
+        ),
+        f"redis://{'x' * 70}/0",
+    ],
 )
 def test_a_url_that_leads_nowhere_is_a_configuration_error(url: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -309,6 +309,8 @@ def test_a_task_is_found_in_whatever_queue_it_is(bench: Bench, bench_url: str, i
     assert inspector.show_task("two", "b").id == "b"
     with pytest.raises(TaskNotFound):
         inspector.show_task("two", "a")
+    with pytest.raises(TaskNotFound, match="not UTF-8"):  # a shell's way to hand on a byte: UnicodeEncodeError
+        inspector.find_task("\udcff")
 
 
 def test_the_inspector_shows_what_the_operations_do(bench: Bench, inspector: Inspector) -> None:

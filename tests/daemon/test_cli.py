@@ -135,8 +135,9 @@ def test_enqueue_warns_of_kinds_and_queues_that_the_file_does_not_know(
     done = shell.plain("enqueue", "email:sned", "-q", "lwo")
     assert done.returncode == 0
     assert done.stderr.splitlines() == [
-        "warning: chronos.yaml has no kind 'email:sned' (did you mean 'email:send'?); enqueued all the same",
-        "warning: chronos.yaml has no queue 'lwo' (did you mean 'low'?); enqueued all the same",
+        "warning: chronos.yaml has no kind 'email:sned' (did you mean 'email:send'?);"
+        " enqueueing it all the same",
+        "warning: chronos.yaml has no queue 'lwo' (did you mean 'low'?); enqueueing it all the same",
     ]
     known = shell.plain("enqueue", "email:send", "-q", "low")
     assert (known.returncode, known.stderr) == (0, "")
