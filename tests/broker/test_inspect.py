@@ -309,7 +309,9 @@ def test_a_task_is_found_in_whatever_queue_it_is(bench: Bench, bench_url: str, i
     assert inspector.show_task("two", "b").id == "b"
     with pytest.raises(TaskNotFound):
         inspector.show_task("two", "a")
-    with pytest.raises(TaskNotFound, match="not UTF-8"):  # a shell's way to hand on a byte: UnicodeEncodeError
+    with pytest.raises(
+        TaskNotFound, match="not UTF-8"
+    ):  # a shell's way to hand on a byte: UnicodeEncodeError
         inspector.find_task("\udcff")
 
 
