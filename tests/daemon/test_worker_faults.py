@@ -158,12 +158,12 @@ def test_a_line_that_is_down_for_a_while_is_not_hammered(worker: Make, proxy: Pr
 def test_hundreds_of_quick_disconnects_end_nothing(worker: Make) -> None:
     one = worker(HANDLERS).start()
     killed = 0
-    deadline = time.monotonic() + 3
-    while time.monotonic() < deadline and killed < 200:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and killed < 100:
         for connection in one.connections():
             killed += int(one.redis.client_kill_filter(_id=connection["id"]))
         one.enqueue("tick")
-    assert killed > 60
+    assert killed >= 100
     probe = one.enqueue("tick")
     one.wait_settled()
     assert one.ledger.starts()[probe] == 1
