@@ -27,11 +27,14 @@ def test_h87_a_reload_that_hangs_in_an_import_makes_way_for_the_one_that_mends_i
     one = daemon(workers=1, config={"handlers": KIND})
     write_version(one, 0)
     one.start()
-    (one.directory / "handlers.py").write_text("import time\ntime.sleep(600)\n")
+    hangs = one.directory / "hangs"
+    (one.directory / "handlers.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(hangs)!r}).touch()\ntime.sleep(600)\n"
+    )
     answers: list[dict[str, object]] = []
     asking = threading.Thread(target=lambda: answers.append(one.ask("reload", wait=True)))
     asking.start()
-    wait_until(lambda: one.children("preflight"), what="a pre-flight")
+    wait_until(hangs.exists, what="a pre-flight that hangs in the import")
     write_version(one, 1)
     began_at = time.monotonic()
     assert one.ask("reload", wait=True)["ok"]
