@@ -261,7 +261,7 @@ def not_owned(queue: QueueKeys, consumer: str, entries: Sequence[bytes]) -> Comm
 
 
 def pending_for(queue: QueueKeys, consumer: str, count: int = BATCH) -> Command[list[bytes]]:
-    """The oldest entries that are pending for a consumer."""
+    """Up to ``count`` entries that are pending for a consumer, oldest first."""
     return plain(
         *("XPENDING", queue.stream, GROUP, "-", "+", count, consumer),
         parse=lambda reply: [r[0] for r in reply],

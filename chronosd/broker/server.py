@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from chronosd.broker.commands import BATCH, Command, call, plain, script, text
-from chronosd.broker.keys import GROUP, Namespace, QueueKeys
+from chronosd.broker.commands import Command, call, plain, script, text
+from chronosd.broker.keys import Namespace, QueueKeys
 
 ANNOUNCED_EVERY_S = 5.0
 """How often a daemon says that it runs."""
@@ -55,12 +55,6 @@ def time() -> Command[float]:
 def backlog(queue: QueueKeys) -> Command[int]:
     """How many tasks of a queue are ready, running, or due."""
     return call(script("backlog"), (queue.stream, queue.scheduled, queue.retry), [], int)
-
-
-def held(queue: QueueKeys, consumer: str, count: int = BATCH) -> Command[list[str]]:
-    """Up to ``count`` entries that are pending for a consumer, oldest first."""
-    words = ("XPENDING", queue.stream, GROUP, "-", "+", count, consumer)
-    return plain(*words, parse=lambda reply: [text(item[0]) for item in reply])
 
 
 def announce(namespace: Namespace, name: str, recover_min_idle_s: float) -> Command[int]:

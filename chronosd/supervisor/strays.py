@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from chronosd.board import SlotState
-from chronosd.broker import server, settle
+from chronosd.broker import settle
 from chronosd.broker.commands import BATCH, Command, Steps
-from chronosd.broker.consume import release
+from chronosd.broker.consume import pending_for, release
 from chronosd.broker.keys import Namespace
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
@@ -99,7 +99,7 @@ class Strays:
             return set()
         before = self._on_boards()
         replies = yield [
-            server.held(self._namespace.queue(queue), consumer, most) for consumer, queue, most in asked
+            pending_for(self._namespace.queue(queue), consumer, most) for consumer, queue, most in asked
         ]
         known = before | self._on_boards()
         pending: set[Held] = set()
@@ -107,7 +107,7 @@ class Strays:
             if isinstance(reply, BrokerError):
                 errors[queue] = reply
             else:
-                pending.update((consumer, queue, entry) for entry in reply)
+                pending.update((consumer, queue, entry.decode()) for entry in reply)
         self._seen = {held: self._seen.get(held, now) for held in pending - known}
         return {held for held, since in self._seen.items() if now - since >= _STRAY_S}
 

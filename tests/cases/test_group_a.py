@@ -15,7 +15,7 @@ import pytest
 import redis as redis_py
 
 from chronosd import Client
-from chronosd.broker import commands, consume, inspect, server, settle
+from chronosd.broker import commands, consume, inspect, settle
 from chronosd.broker.runner import SyncRunner
 from chronosd.supervisor.incarnation import Incarnation
 from tests.support.bench import Bench
@@ -90,7 +90,7 @@ def test_a04_replies_mean_the_same_whatever_protocol_the_url_asks_for(
     fetched = runner.run(consume.fetch(queue, "c", 5, [entry])).tasks
     assert [task.task_id for task in fetched] == ["a", "b"]
     assert [row.task_id for row in runner.run(settle.pending(queue, "c"))] == ["a", "b"]
-    assert runner.run(server.held(queue, "c")) == [task.entry.decode() for task in fetched]
+    assert runner.run(consume.pending_for(queue, "c")) == [task.entry for task in fetched]
     stats = runner.drive(inspect.queue_stats(bench.namespace, queue))
     assert (stats.pending, stats.active) == (0, 2)
     runner.close()
