@@ -40,7 +40,7 @@ async def backtracking(task: Task[dict]) -> None:
                 began = time.monotonic()
                 re.match("(a|aa)+b", "a" * letters)
                 took_s = min(took_s, time.monotonic() - began)
-        more = math.ceil(math.log(1.2 * task.args["s"] / took_s, 1.618))
+        more = math.ceil(math.log(1.5 * task.args["s"] / took_s, 1.618))
         ledger.write("begin", task.id, task.attempt)
         re.match("(a|aa)+b", "a" * (letters + more))
 
@@ -88,8 +88,7 @@ def test_whatever_blocks_the_loop_for_four_leases_costs_nobody_a_second_run(
         begin = [e for e in one.ledger.entries() if e.id == end.id and e.what in ("start", "begin")][-1]
         took_s = (end.at_ns - begin.at_ns) / 1e9
         print(f"{kind} blocked for {took_s:.1f} s, {took_s / LEASE_S:.1f} leases")
-        # The regex's time is an extrapolation; what matters is that it is far beyond a lease.
-        assert took_s > 3.0 * LEASE_S
+        assert took_s > 3.9 * LEASE_S
     starts = sum((one.ledger.starts() for one in everywhere), Counter())
     assert starts == Counter([*ids, *blockers.values()]), "each ran once"
     assert [one.stop() for one in everywhere] == [0] * 4
