@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from chronosd.broker.commands import BATCH, REPLY_BYTES, Command, call, plain, script, text
+from chronosd.broker.follow import Follow, follow_words
 from chronosd.broker.keys import GROUP, QueueKeys
 from chronosd.broker.message import Message, encode
 from chronosd.broker.payload import encode_args
@@ -57,10 +58,12 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A success that is kept for its retention, as the message with its result."""
+    """A success that leaves something: itself, if its message has a retention, or what follows it."""
 
     entry: bytes
     message: Message
+    """With its result, as it is to be stored."""
+    follow: Sequence[Follow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Dead:
     message: Message | None
     """As it is to be stored; None (it cannot be decoded) leaves it as it is."""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    follow: Sequence[Follow] = ()
 
 
 Lost = list[bytes]
@@ -200,12 +204,13 @@ def complete(queue: QueueKeys, runs: Sequence[Done], *, taken: bool = True) -> C
 
 
 def retain(queue: QueueKeys, runs: Sequence[Kept]) -> Command[Lost]:
-    """Ends successful runs whose tasks are kept."""
+    """Ends successful runs whose tasks are kept, or are followed by others."""
     args: list[Any] = [GROUP, queue.task_prefix, _flag(True)]
     for run in runs:
         message = run.message
         args += (run.entry, message.id, message.unique_key)
-        args += (encode(message, State.COMPLETED), message.retention)
+        msg = encode(message, State.COMPLETED) if message.retention > 0 else b""
+        args += (msg, message.retention, *follow_words(run.follow))
     return call(script("retain"), (queue.stream, queue.completed), args, _lost)
 
 
@@ -227,6 +232,7 @@ def archive(queue: QueueKeys, runs: Sequence[Dead], *, taken: bool = True) -> Co
         message = run.message
         args += (run.entry, run.task_id, message.unique_key if message else "")
         args += (encode(message, State.ARCHIVED) if message else b"", len(run.fields), *_flat(run.fields))
+        args += follow_words(run.follow)
     return call(script("archive"), (queue.stream, queue.archived), args, _lost)
 
 

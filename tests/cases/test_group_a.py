@@ -106,7 +106,8 @@ def test_a06_an_idle_daemon_neither_reconnects_nor_says_anything(
     def connections() -> set[str]:
         return {c["id"] for c in redis.client_list() if c["name"].startswith("chronosd:")}
 
-    wait_until(lambda: queue.owners() and connections(), what="a worker that waits")
+    # the one for cycles, and the one that blocks
+    wait_until(lambda: queue.owners() and len(connections()) == 2, what="a worker that waits")
     settled_at = time.monotonic()
     before, said = connections(), one.log_text()
     wait_until(lambda: time.monotonic() > settled_at + 3.2, what="three blocking reads")

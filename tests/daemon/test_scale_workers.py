@@ -33,9 +33,11 @@ def queue(redis: redis_py.Redis, namespace: str) -> QueueView:
 
 
 def by_signal(one: Daemon, count: int, target: int) -> None:
-    for _ in range(abs(target - count)):
-        one.send(signal.SIGTTIN if target > count else signal.SIGTTOU)
-        time.sleep(0.005)  # two of one kind that are pending together are one
+    step = 1 if target > count else -1
+    for reached in range(count + step, target + step, step):
+        one.send(signal.SIGTTIN if step > 0 else signal.SIGTTOU)
+        # one by one: two of one kind that are pending together are one
+        wait_until(lambda at=reached: one.ask("status")["target"] == at, what=f"a target of {reached}")
 
 
 @pytest.mark.parametrize("how", ["order", "reload"])

@@ -2,8 +2,9 @@
 -- KEYS     1 stream (stream)  2 archived (zset, score = died at, unix seconds)
 -- ARGV     1 group  2 task key prefix  3 '1' if fetch delivered them (see owns.lua), else ''
 --          then per task: entry, id, unique lock key ('' = none), msg ('' = unchanged),
---          n, and n times: hash field, value ('' = delete the field)
+--          n, and n times: hash field, value ('' = delete the field), then what follows it (see follow.lua)
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
+--#include follow
 --#include owns
 --#include write
 local stream, archived, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
@@ -15,12 +16,13 @@ local i = 4
 
 while i <= #ARGV do
   local entry, id, lock, msg, n = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])
+  local mine, gone = false, false
   if redis.call('XACK', stream, group, entry) == 0 then
     lost[#lost + 1] = entry
   else
     redis.call('XDEL', stream, entry)
     local key = prefix .. id
-    local mine, gone = owns(stream, group, key, entry, taken)
+    mine, gone = owns(stream, group, key, entry, taken)
     if mine then
       if msg ~= '' then redis.call('HSET', key, 'msg', msg) end
       redis.call('HSET', key, 'state', '5')
@@ -30,6 +32,6 @@ while i <= #ARGV do
     end
     if lock ~= '' and (mine or gone) and redis.pcall('GET', lock) == id then redis.pcall('DEL', lock) end
   end
-  i = i + 5 + 2 * n
+  i = follow(i + 5 + 2 * n, mine, now)
 end
 return lost
