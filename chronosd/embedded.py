@@ -264,6 +264,7 @@ class EmbeddedServer:
             for signum, patience_s in ((first, timeout_s), (signal.SIGKILL, 10.0)):
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, signum)
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # one that is stopped ends too
                 if _is_readable(self._pidfd, patience_s):
                     break
             if self._process is not None:

@@ -109,13 +109,15 @@ class Supervisor:
         ]
         return timed if self.keeper is None else [*timed, self.keeper]
 
-    def handle_gap(self) -> None:
-        """The loop itself stood still: others may have taken our entries, and ours prove nothing."""
+    def handle_gap(self) -> bool:
+        """Whether the loop itself stood still: others may have taken our entries, and ours prove nothing."""
         now = time.monotonic()
-        if now - self._turned_at > _GAP_S:
+        has_stood_still = now - self._turned_at > _GAP_S
+        if has_stood_still:
             log.warning("supervisor stood still", seconds=round(now - self._turned_at, 1))
             self.rounds.handle_outage("the supervisor stood still", now)
         self._turned_at = now
+        return has_stood_still
 
     def handle_timers(self) -> None:
         """Forks, kills, probes and looks that are due."""
@@ -143,7 +145,8 @@ class Supervisor:
         else:
             now = time.monotonic()
             self.redis.lost(error, now)
-            self.rounds.handle_outage("redis was away", now)
+            if not self.handle_gap():  # stopped in the middle of a round trip, it finds its deadline over
+                self.rounds.handle_outage("redis was away", now)
 
     # -- start ----------------------------------------------------------------------------------------
 

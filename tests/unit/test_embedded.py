@@ -442,10 +442,19 @@ def test_a_mute_server_is_given_up_and_ended_after_the_timeout(state: Path, tmp_
 
 def test_stop_kills_a_server_that_does_not_end(state: Path) -> None:
     server = EmbeddedServer(state).start()
+    server_pid = server.pid
+    assert server_pid is not None
+    server.stop(timeout_s=0.0)
+    assert gone(server_pid)
+
+
+def test_a_server_that_is_stopped_by_a_signal_is_continued_so_that_it_can_end(state: Path) -> None:
+    server = EmbeddedServer(state).start()
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
-    server.stop(timeout_s=0.1)
-    assert server.poll() is not None
+    server.stop(timeout_s=60)
+    text = (state / "server.log").read_text()
+    assert "ready to exit" in text, text
 
 
 def test_a_supervisor_can_start_it_without_waiting(state: Path) -> None:
