@@ -30,7 +30,7 @@ _CHUNK = 10_000
 @click.argument("kind")
 @click.argument("args", metavar="[JSON]", required=False)
 @click.option("-q", "--queue", metavar="NAME", help="The queue; 'default' by default.")
-@click.option("--in", "delay", metavar="DURATION", help="Run after that time: 90s, 5m, 1h30m, 7d.")
+@click.option("--in", "--delay", "delay", metavar="DURATION", help="Run after that time: 90s, 5m, 1h30m, 7d.")
 @click.option("--at", metavar="TIME", help="Run then: 2026-03-01T09:00:00+01:00, ...Z, or unix seconds.")
 @click.option("--max-retry", type=int, metavar="N", help="Retries after failures; 25 by default.")
 @click.option(
@@ -79,7 +79,7 @@ def enqueue(
         raise click.UsageError("KIND must not be empty")
     options = {
         "queue": queue,
-        "delay": delay if delay is None else duration("--in", delay),
+        "delay": delay if delay is None else _ahead(duration("--in", delay), delay),
         "at": None if at is None else parse_instant(at),
         "max_retry": max_retry,
         "retention": retention if retention is None else duration("--retention", retention),
@@ -130,6 +130,13 @@ def duration(option: str, text: str) -> float:
         return parse_duration(text)
     except ValueError as exc:
         raise InvalidTask(f"{option} {exc}") from None
+
+
+def _ahead(seconds: float, text: str) -> float:
+    """In Go, and in the library, a delay in the past means now; in a shell it is a slip of the fingers."""
+    if seconds < 0:
+        raise InvalidTask(f"--in must not be negative (got {text}); leave it out to run the task now")
+    return seconds
 
 
 def parse_instant(text: str) -> datetime | float:

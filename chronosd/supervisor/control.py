@@ -10,9 +10,11 @@ Only the owner of the daemon (and root) gets in: the socket's mode is 0600, and 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import select
 import socket
 import struct
 import time
@@ -31,6 +33,11 @@ _REQUEST_BYTES = 16_384
 _CLIENTS = 64
 _PATIENCE_S = 5.0
 _BACKLOG = 128
+_SCARCE_S = 0.5
+"""How long nobody is let in after a descriptor could not be had: the listener stays readable meanwhile, and
+whoever went on asking would spin."""
+_LOOK_S = 1.0
+"""How often one that waits for its answer is looked at: it may have gone away."""
 _CREDENTIALS = struct.Struct("3i")
 
 Answer = dict[str, Any]
@@ -52,9 +59,18 @@ class Client:
         """When patience is over; None while the answer is on our side."""
         self.request = bytearray()
         self.answer = b""
+        self.look_at: float | None = None
+        """It has said that no more follows: when to see whether it has gone away altogether."""
 
     def fileno(self) -> int:
         return self.connection.fileno()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it takes nothing any more. One that has only shut down its own side still does."""
+        poll = select.poll()
+        poll.register(self.connection, 0)
+        return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
 
 class Control:
@@ -84,14 +100,20 @@ class Control:
             os.close(self._lock_fd)
             raise
         descriptors.watch(self._listener, self._handle_connection)
+        self._listen_at: float | None = None
+        """When to let clients in again; None while they are."""
 
     # -- clients ------------------------------------------------------------------------------------
 
     def _handle_connection(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:
-            return  # gone again, or no descriptor left: it stays in the backlog
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                log.warning("cannot take a control connection", error=str(error))
+                self._descriptors.unwatch(self._listener)  # it stays in the backlog
+                self._listen_at = time.monotonic() + _SCARCE_S
+            return  # or it has gone again
         connection.setblocking(False)
         if not _is_owner(connection) or len(self._clients) >= _CLIENTS:
             connection.close()
@@ -111,6 +133,8 @@ class Control:
             # It has asked already. One that says no more may still wait for its answer.
             if not said:
                 self._descriptors.unwatch(client)
+                client.look_at = time.monotonic()
+                self._look_after(client)
             return
         if not said:
             self._drop(client)
@@ -142,6 +166,7 @@ class Control:
         if client not in self._clients:
             return  # it has not waited
         client.answer = _written(answer) + b"\n"
+        client.look_at = None
         client.limit_at = time.monotonic() + _PATIENCE_S
         self._descriptors.unwatch(client)
         self._descriptors.watch_writable(client, lambda: self._write(client))
@@ -161,6 +186,14 @@ class Control:
                 client.connection.recv(4 * _REQUEST_BYTES)
             self._drop(client)
 
+    def _look_after(self, client: Client) -> None:
+        """Drops one that has gone away while its request was under way: a `restart --wait` that somebody
+        interrupted would keep its place for as long as the restart takes."""
+        if client.is_gone:
+            self._drop(client)
+        else:
+            client.look_at = time.monotonic() + _LOOK_S
+
     def _drop(self, client: Client) -> None:
         if client in self._clients:
             self._clients.remove(client)
@@ -171,15 +204,24 @@ class Control:
 
     @property
     def due_at(self) -> float:
-        """When the next client's time is up."""
-        limits = [client.limit_at for client in self._clients if client.limit_at is not None]
-        return min(limits, default=float("inf"))
+        """When the next client's time is up, or somebody is to be looked after."""
+        instants = [
+            at for client in self._clients for at in (client.limit_at, client.look_at) if at is not None
+        ]
+        if self._listen_at is not None:
+            instants.append(self._listen_at)
+        return min(instants, default=float("inf"))
 
     def tick(self, now: float) -> None:
         """Drops clients that neither finish their request nor take their answer."""
         for client in list(self._clients):
             if client.limit_at is not None and client.limit_at <= now:
                 self._drop(client)
+            elif client.look_at is not None and client.look_at <= now:
+                self._look_after(client)
+        if self._listen_at is not None and self._listen_at <= now:
+            self._listen_at = None
+            self._descriptors.watch(self._listener, self._handle_connection)
 
     def flush(self) -> None:
         """At the end of the daemon: the last answers, as far as they are taken at once."""

@@ -107,6 +107,8 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
         (["enqueue", "k", "[NaN]"], "args[0]: nan"),
         (["enqueue", "k", "[18446744073709551616]"], "64"),
         (["enqueue", "k", "--in", "soon"], "--in must be a duration"),
+        (["enqueue", "k", "--in", "-5s"], "--in must not be negative"),
+        (["enqueue", "k", "--delay=-5s"], "--in must not be negative"),
         (["enqueue", "k", "--at", "tomorrow"], "--at must be like"),
         (["enqueue", "k", "--at", "2026-03-01T09:00:00"], "time zone"),
         (["enqueue", "k", "--retention", "-1s"], "must not be negative"),
