@@ -21,7 +21,7 @@ from chronosd.link import READ_AHEAD
 from chronosd.worker.blocking import BLOCK_S, BlockingRead
 from chronosd.worker.complete import Sending
 from chronosd.worker.doubt import Doubt
-from chronosd.worker.execute import GAP_S, Executor
+from chronosd.worker.execute import GAP_S, Executor, hide
 from chronosd.worker.held import Held, Key
 from chronosd.worker.intake import Intake
 from chronosd.worker.pick import Picker
@@ -37,6 +37,10 @@ AHEAD_S = 0.010
 
 HOARD_S = 0.020
 """A buffered task that has waited longer is handed back, with all behind it."""
+
+FEW = 8
+"""Fewer tasks than this start as soon as they are here; more of them wait until the next cycle is on its way,
+so that handlers run while the server works, instead of the two taking turns."""
 
 _log = log.get_logger("chronosd.worker")
 
@@ -194,12 +198,15 @@ class Fetcher:
                 if starter.is_doubtful and self._held.buffer:
                     await self._doubt.check_leases()
                     starter.start()
+                elif starter.can_start:
+                    starter.start()
+                    await asyncio.sleep(0)
                 else:
                     await self._rest()
                 continue
             began = time.monotonic()
             try:
-                results = await self._cycle.run_many(commands)
+                results = await self._exchange(commands)
             except BrokerError as error:
                 await self._failed(error, cycle)
                 continue
@@ -216,11 +223,23 @@ class Fetcher:
                 starter.is_doubtful = False
             if not self._held.is_fetching:
                 self._hand_back()
-            starter.start()
+            if len(self._held.buffer) < FEW:
+                starter.start()
             if self._reconnect:  # the address leads to a demoted node: look it up again
                 self._reconnect = False
                 await self._cycle.aclose()
             await asyncio.sleep(0)
+
+    async def _exchange(self, commands: list[Command[Any]]) -> list[Any]:
+        """The round trip; what is buffered starts while the reply is under way."""
+        if not self._starter.can_start:
+            return await self._cycle.run_many(commands)
+        exchange = asyncio.get_running_loop().create_task(self._cycle.run_many(commands))
+        hide(exchange)
+        await asyncio.sleep(0)  # it is written,
+        await asyncio.sleep(0)  # and sent: uvloop sends at the end of a turn
+        self._starter.start()
+        return await exchange
 
     def _idle(self) -> bool:
         return not (
@@ -277,7 +296,9 @@ class Fetcher:
             room = len(held.free_slots) - taken - len(held.queues)
             astray = self._doubt.astray
             without = {*resting, *astray} if resting or astray else ()
-            shares = dict(self._picker.share(min(free + ahead, room), time.monotonic(), without))
+            # what one reply brings starts before the next one is here: so ask twice, for half as many
+            most = max(self._concurrency, ahead // 2)
+            shares = dict(self._picker.share(min(free + ahead, room, most), time.monotonic(), without))
         return [_Ask(i, shares.get(i, 0), delivered.get(i, [])) for i in {**delivered, **shares}]
 
     def _to_take_in(self, resting: Collection[int]) -> dict[int, list[bytes]]:

@@ -44,6 +44,12 @@ class Starter:
         """How long those held their slots."""
         self._starting = False
 
+    @property
+    def can_start(self) -> bool:
+        """Whether :meth:`start` would start something."""
+        ready = self._held.buffer and self.active < self._concurrency and not self.is_doubtful
+        return bool(ready) and (self.solo is None or not self.active)
+
     def start(self) -> None:
         """Starts what is buffered, as far as there are free slots and no doubt about leases."""
         if self._starting:
