@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chronosd.broker import audit, inspect
+from chronosd.broker import audit, consumers, inspect
 from chronosd.broker.census import Census
+from chronosd.broker.consumers import Consumer, QueueDetails
 from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
 from chronosd.broker.runner import SyncRunner
@@ -19,11 +21,13 @@ from chronosd.states import State
 from chronosd.submission import DEFAULT_TIMEOUT_S
 
 __all__ = [
+    "Consumer",
     "Examination",
     "Expected",
     "Finding",
     "Inspector",
     "ListedTask",
+    "QueueDetails",
     "QueueStats",
     "ServerInfo",
     "TaskDetails",
@@ -101,7 +105,7 @@ class Inspector:
 
     def queue_names(self) -> tuple[str, ...]:
         """Every queue that was ever enqueued to, sorted."""
-        return self._runner.run(inspect.queue_names(self._namespace))
+        return self._runner.drive(inspect.queue_names(self._namespace))
 
     def queue_stats(self, queue: str) -> QueueStats:
         """How many tasks of a queue are in each state; all zero if there is no such queue.
@@ -109,6 +113,23 @@ class Inspector:
         Raises InvalidTask for a name that cannot be a queue's.
         """
         return self._runner.drive(inspect.queue_stats(self._namespace, self._namespace.queue(queue)))
+
+    def stats_of(self, queues: Iterable[str]) -> tuple[QueueStats, ...]:
+        """:meth:`queue_stats` of many queues at once; names that cannot be a queue's are left out."""
+        keys = [self._namespace.queue(name) for name in self._possible(queues)]
+        return tuple(self._runner.drive(inspect.stats_of(self._namespace, keys)))
+
+    def queue_details(self, queue: str, silent_s: float = consumers.SILENT_S) -> QueueDetails:
+        """A queue with its group and consumers.
+
+        Args:
+            silent_s: a consumer that was not heard of for so many seconds is stale: the `recover_min_idle`
+                of the daemons.
+
+        Raises InvalidTask for a name that cannot be a queue's.
+        """
+        keys = self._namespace.queue(queue)
+        return self._runner.drive(consumers.queue_details(self._namespace, keys, silent_s))
 
     def list_tasks(self, queue: str, state: State | str, after: str = "", limit: int = 50) -> TaskPage:
         """A page of a queue's tasks in one state.
@@ -176,13 +197,16 @@ class Inspector:
         )
 
     def _names(self, expected: Expected) -> list[str]:
-        names = []
-        for name in sorted({*self.queue_names(), *(expected.queues or ())}):
+        return self._possible({*self.queue_names(), *(expected.queues or ())})
+
+    def _possible(self, names: Iterable[str]) -> list[str]:
+        possible = []
+        for name in sorted(set(names)):
             try:
-                names.append(self._namespace.queue(name).name)
+                possible.append(self._namespace.queue(name).name)
             except InvalidTask:
                 continue  # registered by others, and there is no key to look under
-        return names
+        return possible
 
     def close(self) -> None:
         """Closes the connections; the inspector can be used again."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from chronosd.broker import server
 from chronosd.broker.commands import Command, Steps, plain, text
-from chronosd.broker.finding import Expected, Finding, redis_cli
+from chronosd.broker.consumers import maps
+from chronosd.broker.finding import Expected, Finding, counted, redis_cli
 from chronosd.broker.inspect import list_tasks
 from chronosd.broker.keys import GROUP, Namespace, QueueKeys
 from chronosd.broker.server import ServerInfo
@@ -153,7 +154,7 @@ def unknown_kinds(queue: str, counts: Mapping[str, int]) -> list[Finding]:
     return [
         Finding(
             "unknown-kind",
-            f"{count} tasks are of kind {kind!r}, for which there is no handler here",
+            f"{counted(count, 'task', 'is')} of kind {kind!r}, for which there is no handler here",
             "add the handler to the configuration, or wait for the daemon that has it",
             queue,
             is_error=False,
@@ -164,7 +165,7 @@ def unknown_kinds(queue: str, counts: Mapping[str, int]) -> list[Finding]:
 
 def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list[Finding]]:
     (groups, length) = _checked(
-        (yield [plain("XINFO", "GROUPS", queue.stream, parse=_maps), plain("XLEN", queue.stream)])
+        (yield [plain("XINFO", "GROUPS", queue.stream, parse=maps), plain("XLEN", queue.stream)])
     )
     if not any(text(group["name"]) == GROUP for group in groups):
         if not length:
@@ -172,7 +173,8 @@ def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list
         return [
             Finding(
                 "no-group",
-                f"its stream has {length} entries and no consumer group {GROUP!r}: nothing can be fetched",
+                f"its stream has {counted(length, 'entry')} and no consumer group {GROUP!r}:"
+                " nothing can be fetched",
                 f"start a daemon that serves it, or {redis_cli('XGROUP', 'CREATE', queue.stream, GROUP, 0)}",
                 queue.name,
             )
@@ -181,7 +183,7 @@ def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list
     consumers, stuck = _checked(
         (
             yield [
-                plain("XINFO", "CONSUMERS", queue.stream, GROUP, parse=_maps),
+                plain("XINFO", "CONSUMERS", queue.stream, GROUP, parse=maps),
                 plain("XPENDING", queue.stream, GROUP, "IDLE", stuck_ms, "-", "+", 500),
             ]
         )
@@ -208,7 +210,7 @@ def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list
         found.append(
             Finding(
                 "consumers-left",
-                f"{len(left)} consumers have nothing pending and have not been heard of for "
+                f"{counted(len(left), 'consumer', 'has')} nothing pending and not been heard of for "
                 f"{format_duration(_LEFT_S)}",
                 f"once it is certain that they are dead: {' && '.join(words)}{' ...' if names[3:] else ''}",
                 queue.name,
@@ -236,7 +238,7 @@ def _sets(queue: QueueKeys, sound: Sequence[State], now: float) -> Steps[list[Fi
             found.append(
                 Finding(
                     "late",
-                    f"{late} {state.label} tasks are overdue by more than {format_duration(_LATE_S)}",
+                    f"{counted(late, state.label + ' task', 'is')} overdue by more than {format_duration(_LATE_S)}",
                     "start a daemon that serves this queue: it forwards what is due",
                     queue.name,
                 )
@@ -245,7 +247,7 @@ def _sets(queue: QueueKeys, sound: Sequence[State], now: float) -> Steps[list[Fi
             found.append(
                 Finding(
                     "expired",
-                    f"{late} completed tasks are past their retention by more than "
+                    f"{counted(late, 'completed task', 'is')} past their retention by more than "
                     f"{format_duration(_EXPIRED_S)}",
                     "start a daemon that serves this queue: its janitor deletes them",
                     queue.name,
@@ -257,22 +259,13 @@ def _sets(queue: QueueKeys, sound: Sequence[State], now: float) -> Steps[list[Fi
             found.append(
                 Finding(
                     "far-future",
-                    f"{far} {state.label} tasks have scores more than 20 years ahead; scores are seconds",
+                    f"{counted(far, state.label + ' task', 'has')} scores more than 20 years ahead; scores are seconds",
                     f"look at them: {since}",
                     queue.name,
                     is_error=False,
                 )
             )
     return found
-
-
-def _maps(reply: Any) -> list[dict[str, Any]]:
-    """What XINFO lists, under either protocol."""
-    maps = []
-    for one in reply:
-        pairs = one.items() if isinstance(one, dict) else zip(one[::2], one[1::2], strict=True)
-        maps.append({text(name): value for name, value in pairs})
-    return maps
 
 
 def _checked(replies: Sequence[Any]) -> list[Any]:

@@ -44,6 +44,14 @@ class Expected:
         return 2 * (self.recover_min_idle_s or 30.0) + self.recover_interval_s
 
 
+def counted(number: int, what: str, verb: str = "") -> str:
+    """``1 task``, ``2 tasks``; with a verb, ``1 task is``, ``2 tasks are``, and in the same way ``has``."""
+    if verb and number != 1:
+        verb = {"is": "are", "has": "have", "was": "were"}[verb]
+    plural = f"{what[:-1]}ies" if what.endswith("ry") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}{' ' + verb if verb else ''}"
+
+
 def redis_cli(*words: object) -> str:
     """A command for an operator's shell, whatever is in the words."""
     return "redis-cli " + " ".join(quote(str(word)) for word in words)

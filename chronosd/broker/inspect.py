@@ -33,6 +33,7 @@ __all__ = [
     "server_info",
     "server_time",
     "show_task",
+    "stats_of",
 ]
 
 
@@ -65,20 +66,47 @@ class TaskPage:
     """Give it as ``after`` for the part that follows; empty at the end."""
 
 
-def queue_names(namespace: Namespace) -> Command[tuple[str, ...]]:
-    """Every queue name that was ever enqueued to, sorted."""
-    return plain("SMEMBERS", namespace.queues, parse=lambda names: tuple(sorted(text(n) for n in names)))
+def queue_names(namespace: Namespace) -> Steps[tuple[str, ...]]:
+    """Every queue name that was ever enqueued to, sorted; read in pages. Raises BrokerError."""
+    names: set[str] = set()
+    cursor = "0"
+    while True:
+        (reply,) = yield [plain("SSCAN", namespace.queues, cursor, "COUNT", BATCH)]
+        if isinstance(reply, BrokerError):
+            raise reply
+        cursor = text(reply[0])
+        names.update(map(text, reply[1]))
+        if cursor == "0":
+            return tuple(sorted(names))
 
 
 def queue_stats(namespace: Namespace, queue: QueueKeys) -> Steps[QueueStats]:
     """Counts a queue's tasks by state, in one round trip. Raises BrokerError."""
-    counts, paused = yield [
-        call(script("stats"), (queue.stream, *queue.sets), [GROUP]),
-        plain("SISMEMBER", namespace.paused, queue.name),
-    ]
-    for reply in (counts, paused):
-        if isinstance(reply, BrokerError):
-            raise reply
+    (stats,) = yield from stats_of(namespace, [queue])
+    return stats
+
+
+def stats_of(namespace: Namespace, queues: Sequence[QueueKeys]) -> Steps[list[QueueStats]]:
+    """Counts the tasks of many queues, a batch of queues in a round trip. Raises BrokerError."""
+    found: list[QueueStats] = []
+    for start in range(0, len(queues), BATCH):
+        part = queues[start : start + BATCH]
+        commands: list[Command[Any]] = []
+        for queue in part:
+            commands.append(call(script("stats"), (queue.stream, *queue.sets), [GROUP]))
+            commands.append(plain("SISMEMBER", namespace.paused, queue.name))
+        replies = yield commands
+        for reply in replies:
+            if isinstance(reply, BrokerError):
+                raise reply
+        found += [
+            _stats(queue, counts, paused)
+            for queue, counts, paused in zip(part, replies[::2], replies[1::2], strict=True)
+        ]
+    return found
+
+
+def _stats(queue: QueueKeys, counts: Sequence[Any], paused: int) -> QueueStats:
     *numbers, waited, consumers = counts
     pending, active, scheduled, retry, archived, completed = map(int, numbers)
     waited_s = int(waited) / 1000 if waited else None
@@ -133,9 +161,7 @@ def show_task(queue: QueueKeys, task_id: str) -> Command[TaskDetails | None]:
 
 def find_task(namespace: Namespace, task_id: str) -> Steps[tuple[TaskDetails, ...]]:
     """Looks for a task in every queue. Ids are unique per queue only, so there may be several."""
-    (names,) = yield [queue_names(namespace)]
-    if isinstance(names, BrokerError):
-        raise names
+    names = yield from queue_names(namespace)
     queues = [namespace.queue(name) for name in names if _is_name(namespace, name)]
     found: list[TaskDetails] = []
     for start in range(0, len(queues), BATCH):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from chronosd.cli.options import find_server, json_option, reaching, server_options
-from chronosd.cli.output import print_json, print_table, span
-from chronosd.errors import InvalidTask
+from chronosd.cli.output import note, print_fields, print_json, print_table, span
+
+if TYPE_CHECKING:
+    from chronosd.inspector import Consumer
 
 
 @click.group(short_help="Look at queues.")
 def queue() -> None:
     """Looks at queues."""
+
+
+_MOST_CONSUMERS = 50
 
 
 @queue.command("ls")
@@ -38,13 +44,7 @@ def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as
     server = find_server(config_file, redis_url, namespace)
     configured = set(server.config.queues) if server.config is not None else None
     with reaching(server), server.inspector() as inspector:
-        names = sorted({*inspector.queue_names(), *(configured or ())})
-        stats = []
-        for name in names:
-            try:
-                stats.append(inspector.queue_stats(name))
-            except InvalidTask:
-                continue  # a name that others registered and that cannot stand in a key of ours
+        stats = inspector.stats_of({*inspector.queue_names(), *(configured or ())})
     if as_json:
         print_json(
             [{**asdict(one), "served": configured is None or one.queue in configured} for one in stats]
@@ -60,3 +60,64 @@ def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as
         oldest = "-" if one.oldest_pending_s is None else span(one.oldest_pending_s)
         rows.append([one.queue, *counts, oldest, ", ".join(remarks)])
     print_table(["QUEUE", *states, "OLDEST", "REMARKS"], rows, right=[*states, "OLDEST"])
+
+
+@queue.command("show")
+@click.argument("name", metavar="QUEUE")
+@server_options
+@json_option
+def show(
+    name: str, config_file: str | None, redis_url: str | None, namespace: str | None, as_json: bool
+) -> None:
+    """Shows one queue: its tasks by state, its consumer group, and who works on it.
+
+    A consumer is one worker process. AGE is how long it has not been heard of: a living one asks for work
+    every second or so, and its supervisor renews what it has. One that is older than `recover_min_idle` is
+    marked stale; what it still has awaits recovery, which a daemon that serves the queue does by itself.
+
+    \b
+    Example:
+      chronosd queue show default
+    """
+    server = find_server(config_file, redis_url, namespace)
+    options = {} if server.config is None else {"silent_s": server.config.recover_min_idle}
+    with reaching(server), server.inspector() as inspector:
+        found = inspector.queue_details(name, **options)
+    if as_json:
+        print_json(asdict(found))
+        return
+    stats = found.stats
+    lag = "unknown" if found.lag is None else f"{found.lag} not delivered yet"
+    print_fields(
+        [
+            ("queue", stats.queue),
+            ("paused", "yes: chronosd queue resume ends it" if stats.paused else None),
+            ("pending", stats.pending),
+            ("active", stats.active),
+            ("scheduled", stats.scheduled),
+            ("retry", stats.retry),
+            ("archived", stats.archived),
+            ("completed", stats.completed),
+            ("oldest pending", None if stats.oldest_pending_s is None else span(stats.oldest_pending_s)),
+            ("group", f"chronos, lag {lag}" if found.has_group else "none: no daemon has served this queue"),
+            ("stream", f"{found.length} entries, last delivered {found.last_delivered or 'none'}"),
+            ("oldest active", found.oldest_active),
+        ]
+    )
+    if not found.consumers:
+        return
+    click.echo()
+    shown = found.consumers[:_MOST_CONSUMERS]
+    print_table(
+        ["CONSUMER", "ACTIVE", "AGE", "REMARKS"],
+        [[one.name, one.pending, span(one.idle_s), _remark(one)] for one in shown],
+        right=["ACTIVE", "AGE"],
+    )
+    if len(found.consumers) > len(shown):
+        note(f"{len(found.consumers) - len(shown)} more; --json lists them all")
+
+
+def _remark(one: Consumer) -> str:
+    if not one.is_stale:
+        return ""
+    return "stale, awaiting recovery" if one.pending else "stale"

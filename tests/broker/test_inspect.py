@@ -55,7 +55,7 @@ def test_a_queue_that_is_not_there_is_an_empty_one(bench: Bench) -> None:
         assert page(bench, state) == TaskPage((), "")
     assert bench.run(inspect.show_task(bench.queue, "a")) is None
     assert bench.runner.drive(inspect.find_task(bench.namespace, "a")) == ()
-    assert bench.run(inspect.queue_names(bench.namespace)) == ()
+    assert bench.runner.drive(inspect.queue_names(bench.namespace)) == ()
 
 
 def test_tasks_are_counted_by_state_with_and_without_a_group(bench: Bench) -> None:

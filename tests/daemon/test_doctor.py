@@ -64,7 +64,7 @@ def test_each_finding_is_a_line_with_its_remedy_and_errors_end_with_1(
     error, warning, verdict = lines
     assert error.startswith("error: queue default: task it's: its state is scheduled and it is in no place")
     assert "redis-cli XADD" in error
-    assert warning.startswith("warning: queue default: 1 tasks are of kind 'nobody:knows'")
+    assert warning.startswith("warning: queue default: 1 task is of kind 'nobody:knows'")
     assert verdict.endswith("1 queue, 2 tasks: 1 error, 1 warning")
     assert doctor(sound)[0] == 0, "that takes a look at every task"
 
