@@ -126,7 +126,8 @@ def named(task_id: bytes | None, msg: Any) -> tuple[str, Any]:
         return "", b"task_id " + task_id
 
 
-def _delivery(reply: Any) -> Delivery:
+def delivery(reply: Any) -> Delivery:
+    """The reply of a script that fetches."""
     rows, gone = reply
     tasks = [
         Fetched(
@@ -164,7 +165,7 @@ def fetch(queue: QueueKeys, consumer: str, count: int, delivered: Sequence[bytes
         script("fetch"),
         (queue.stream, *queue.sets),
         [GROUP, consumer, count, queue.task_prefix, REPLY_BYTES, *delivered],
-        _delivery,
+        delivery,
         repeatable=False,
     )
 

@@ -14,6 +14,7 @@ queue share a cluster slot):
 ``P:{Q}:archived``          zset    dead letters; score = died at, unix seconds
 ``P:{Q}:completed``         zset    kept successes; score = expiry, unix seconds
 ``P:{Q}:unique:<k>:<sha>``  string  id of the task that holds the lock, with a TTL
+``P:{Q}:rate``              string  when the next start is due, unix microseconds, with a TTL; ours alone
 ==========================  ======  ============================================================
 
 Scores may carry fractions.
@@ -92,6 +93,11 @@ class QueueKeys:
     def unique_prefix(self) -> str:
         """What the keys of this queue's unique locks begin with."""
         return self.task_prefix[: -len("t:")] + "unique:"
+
+    @property
+    def rate(self) -> str:
+        """What is kept for the rate limit."""
+        return self.task_prefix[: -len("t:")] + "rate"
 
     @property
     def sets(self) -> tuple[str, str, str, str]:
