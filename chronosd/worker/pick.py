@@ -7,6 +7,10 @@ every few milliseconds until it has one. (When all are empty the worker blocks o
 
 Asking an empty queue costs a slot for a round trip. Where only one is free, every other ask goes to a queue
 that has work: else a worker with one slot and a distant Redis would ask empty queues for ever.
+
+A queue with limits is asked only after an offer: somebody has found that so many of its tasks may start.
+Each ask is for no more than was offered, so that several workers share it out; what is left of the queue's
+share falls to the others. Once it gives less it is left alone until the next offer.
 """
 
 from __future__ import annotations
@@ -23,13 +27,17 @@ class Picker:
     Args:
         weights: one per queue, at least 1.
         strict: heavier queues are drained first (``strict_priority``).
+        limited: those that are asked after an offer only.
     """
 
-    def __init__(self, weights: Sequence[int], *, strict: bool = False) -> None:
+    def __init__(
+        self, weights: Sequence[int], *, strict: bool = False, limited: Collection[int] = ()
+    ) -> None:
         self._weights = list(weights)
         self._strict = strict
+        self._offered = dict.fromkeys(limited, 0)
         self._credit = [0] * len(weights)  # in slots times the sum of the weights; whole, so nothing drifts
-        self._empty = [False] * len(weights)
+        self._empty = [queue in self._offered for queue in range(len(weights))]
         self._asked_at = [float("-inf")] * len(weights)
         self._order = sorted(range(len(weights)), key=lambda q: -weights[q])
         self._probe_s = 0.0 if strict else PROBE_S * len(weights)
@@ -50,13 +58,22 @@ class Picker:
         if not stocked or not free:
             return asks
         if self._strict:
-            return [*asks, (stocked[0], free)]
-        return asks + self._weighted(stocked, free)
+            return asks + self._heaviest(stocked, free)
+        shares = self._weighted(stocked, free)
+        if any(queue in self._offered for queue, _ in shares):
+            shares = self._within_offers(shares, stocked)
+        return asks + shares
 
     def _probes(
         self, order: Sequence[int], stocked: Sequence[int], free: int, now: float
     ) -> list[tuple[int, int]]:
-        due = [q for q in order if self._empty[q] and now - self._asked_at[q] >= self._probe_s]
+        due = [
+            queue
+            for queue in order
+            if self._empty[queue]
+            and queue not in self._offered
+            and now - self._asked_at[queue] >= self._probe_s
+        ]
         if stocked:
             if self._strict:  # lighter queues wait until the heavier one is drained
                 due = [q for q in due if self._weights[q] >= self._weights[stocked[0]]]
@@ -67,6 +84,27 @@ class Picker:
         for queue in due:
             self._asked_at[queue] = now
         return [(queue, 1) for queue in due]
+
+    def _heaviest(self, stocked: Sequence[int], free: int) -> list[tuple[int, int]]:
+        shares = []
+        for queue in stocked:
+            count = min(free, self._offered.get(queue, free))
+            shares.append((queue, count))
+            free -= count
+            if not free:
+                break
+        return shares
+
+    def _within_offers(
+        self, shares: Sequence[tuple[int, int]], stocked: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        within = {queue: min(count, self._offered.get(queue, count)) for queue, count in shares}
+        spare = sum([count for _, count in shares]) - sum(within.values())
+        others = [queue for queue in stocked if queue not in self._offered]
+        if spare and others:
+            for queue, count in self._weighted(others, spare):
+                within[queue] = within.get(queue, 0) + count
+        return list(within.items())
 
     def _weighted(self, stocked: Sequence[int], free: int) -> list[tuple[int, int]]:
         credit, weights = self._credit, self._weights
@@ -101,6 +139,15 @@ class Picker:
     def stocked(self, queue: int) -> None:
         """A queue is known to have work."""
         self._empty[queue] = False
+
+    def offer(self, queue: int, count: int) -> None:
+        """So many tasks (at least 1) of a queue with limits may start."""
+        self._offered[queue] = count if self._empty[queue] else max(count, self._offered[queue])
+        self._empty[queue] = False
+
+    def all_empty_but(self, without: Collection[int]) -> bool:
+        """Whether no queue, except perhaps these, is known to have work."""
+        return all(empty or queue in without for queue, empty in enumerate(self._empty))
 
     @property
     def all_empty(self) -> bool:

@@ -203,3 +203,56 @@ def test_nothing_is_asked_without_a_free_slot() -> None:
     picker = Picker([6, 3, 1])
     assert picker.share(0, 0.0) == []
     assert picker.share(-3, 0.0) == []
+
+
+def test_a_queue_with_limits_is_asked_after_an_offer_only_and_until_it_gives_less() -> None:
+    picker = Picker([6, 1], limited={0})
+    picker.report(1, 1, 0)
+    assert picker.all_empty
+    assert picker.share(64, 10.0) == [(1, 1)], "no probe of the limited one"
+    picker.offer(0, 3)
+    assert not picker.all_empty
+    assert dict(picker.share(64, 10.0))[0] == 3
+    picker.report(0, 3, 3)
+    assert dict(picker.share(2, 10.0))[0] == 2, "it gave all it was asked for: it may have more"
+    picker.report(0, 2, 1)
+    assert 0 not in dict(picker.share(64, 20.0))
+    assert 0 not in dict(picker.share(64, 30.0))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("weights", [[6, 3, 1], [1, 3, 6]])
+def test_what_an_offer_leaves_of_a_queues_share_falls_to_the_others(weights: list[int], strict: bool) -> None:
+    picker = Picker(weights, strict=strict, limited={0})
+    for _ in range(50):
+        picker.offer(0, 2)
+        asks = dict(picker.share(64, 0.0))
+        assert sum(asks.values()) == 64
+        assert asks.get(0, 0) <= 2
+    if not strict:
+        assert asks[1] / asks[2] == pytest.approx(weights[1] / weights[2], rel=0.2)
+
+
+def test_an_offer_does_not_take_back_a_larger_one_that_still_holds() -> None:
+    picker = Picker([1], limited={0})
+    picker.offer(0, 5)
+    picker.offer(0, 2)
+    assert picker.share(64, 0.0) == [(0, 5)]
+    picker.report(0, 5, 1)
+    picker.offer(0, 2)
+    assert picker.share(64, 0.0) == [(0, 2)]
+
+
+def test_limited_queues_alone_leave_slots_free_rather_than_ask_for_more_than_was_offered() -> None:
+    picker = Picker([3, 1], limited={0, 1})
+    picker.offer(0, 4)
+    picker.offer(1, 30)
+    assert dict(picker.share(64, 0.0)) == {0: 4, 1: 16}
+
+
+def test_a_queue_that_is_left_out_does_not_keep_the_worker_from_blocking_on_the_others() -> None:
+    picker = Picker([6, 3, 1])
+    picker.report(1, 1, 0)
+    picker.report(2, 1, 0)
+    assert not picker.all_empty_but(())
+    assert picker.all_empty_but({0})
