@@ -11,14 +11,18 @@ Layout, in native 64-bit cells (:class:`Cell` names the header's)::
 
     header    HEADER_CELLS cells
     meta      JSON: consumer and queue names, padded to a whole cell
+    tally     counters and histograms (see :mod:`chronosd.tally`), as many cells as it asked for
     slots     capacity x SLOT_CELLS cells: sequence, state, entry ms, entry seq, queue, started,
               deadline, claimed
 
-The worker is the only writer. Within a slot the ids are stored before the state on a claim, and the state
-before anything else when the slot is freed, so every slot of a dead writer that is not free is whole. A live
-one can reuse a slot while it is being read: its sequence is odd while the ids change, and the reader tries
-again. Stores go through a memoryview cast to 64-bit cells because those are single machine stores;
-``struct.pack_into`` with standard sizes writes byte by byte and tears.
+The state of a task that has ended carries, above its low byte, the cell of the tally in which its end will be
+counted once Redis has it: should the worker die before it hears so, the supervisor counts in its place.
+
+The worker is the only writer (but of `Cell.SERVER_CLOCK`). Within a slot the ids are stored before the state
+on a claim, and the state before anything else when the slot is freed, so every slot of a dead writer that is
+not free is whole. A live one can reuse a slot while it is being read: its sequence is odd while the ids change,
+and the reader tries again. Stores go through a memoryview cast to 64-bit cells because those are single machine
+stores; ``struct.pack_into`` with standard sizes writes byte by byte and tears.
 """
 
 from __future__ import annotations
@@ -82,6 +86,12 @@ class Cell(IntEnum):
     """Last instant at which a second thread got the interpreter lock."""
     CURRENT = 8
     """One more than the index of the slot whose coroutine is being stepped; 0 for none."""
+    TALLY_AT = 9
+    """Index of the first cell of the tally."""
+    TALLY_CELLS = 10
+    SERVER_CLOCK = 11
+    """Nanoseconds that make a monotonic instant one of the server's wall clock. Written by the supervisor,
+    which asks for it every second; 0 while nobody knows."""
     FETCHED = 16
     SUCCEEDED = 17
     RETRIED = 18
@@ -107,12 +117,24 @@ class Slot:
     """Monotonic; 0 if its handler was not entered."""
     deadline_ns: int
     """Monotonic instant at which its timeout ends; 0 for none."""
+    counter: int = 0
+    """Cell of the tally in which its end will be counted; 0 for none."""
 
 
 class Board:
     """A mapped board file; one object serves as writer (in the worker) and reader (in the supervisor)."""
 
-    __slots__ = ("_map", "_slots_at", "capacity", "cells", "consumer", "path", "queues")
+    __slots__ = (
+        "_map",
+        "_slots_at",
+        "capacity",
+        "cells",
+        "consumer",
+        "path",
+        "queues",
+        "tally_at",
+        "tally_cells",
+    )
 
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self.path = path
@@ -122,16 +144,21 @@ class Board:
             self.capacity, self._slots_at, meta = _read_header(self.cells, mapped)
             self.consumer: str = meta["consumer"]
             self.queues: tuple[str, ...] = tuple(meta["queues"])
+            self.tally_at: int = self.cells[Cell.TALLY_AT]
+            self.tally_cells: int = self.cells[Cell.TALLY_CELLS]
         except (ValueError, KeyError, TypeError):
             self.close()
             raise ValueError(f"{path}: not a board") from None
 
     @classmethod
-    def create(cls, path: Path, capacity: int, *, consumer: str, queues: Sequence[str]) -> Board:
+    def create(
+        cls, path: Path, capacity: int, *, consumer: str, queues: Sequence[str], tally_cells: int = 0
+    ) -> Board:
         """Makes a new board file (mode 0600) with all slots free. Raises FileExistsError, OSError."""
         meta = orjson.dumps({"consumer": consumer, "queues": list(queues)})
         meta_cells = -(-len(meta) // 8)
-        slots_at = HEADER_CELLS + meta_cells
+        tally_at = HEADER_CELLS + meta_cells
+        slots_at = tally_at + tally_cells
         size = (slots_at + capacity * SLOT_CELLS) * 8
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -148,6 +175,8 @@ class Board:
         cells[Cell.CAPACITY] = capacity
         cells[Cell.SLOTS_AT] = slots_at
         cells[Cell.META_BYTES] = len(meta)
+        cells[Cell.TALLY_AT] = tally_at
+        cells[Cell.TALLY_CELLS] = tally_cells
         cells[Cell.MAGIC] = MAGIC  # last: a half-made file is no board
         cells.release()
         return cls(path, mapped)
@@ -197,13 +226,20 @@ class Board:
         cells[at + _DEADLINE] = deadline_ns
         cells[at + _STATE] = 2
 
-    def succeed(self, slot: int) -> None:
-        """It returned, and nothing is left to do but the acknowledgement."""
-        self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 3
+    def succeed(self, slot: int, counter: int = 0) -> None:
+        """It returned, and nothing is left to do but the acknowledgement.
 
-    def finish(self, slot: int) -> None:
+        ``counter`` is the cell in which that will be counted.
+        """
+        self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 3 | counter << 8
+
+    def finish(self, slot: int, counter: int = 0) -> None:
         """It ended with any other outcome."""
-        self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 4
+        self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 4 | counter << 8
+
+    def ready_ms(self, slot: int) -> int:
+        """When its task became ready: unix milliseconds by the server's clock."""
+        return self.cells[self._slots_at + slot * SLOT_CELLS + _ENTRY_MS]
 
     def free(self, slot: int) -> None:
         """The reply to its completion has arrived."""
@@ -220,7 +256,8 @@ class Board:
         cells, at = self.cells, self._slots_at + index * SLOT_CELLS
         for _ in range(_READ_RETRIES):
             sequence = cells[at]
-            state = cells[at + _STATE]
+            word = cells[at + _STATE]
+            state = word & 0xFF
             queue = cells[at + _QUEUE]
             if not (0 < state <= SlotState.FINISHING and 0 <= queue < len(self.queues)):
                 return None  # free; or what no worker writes, and then its entry is only pending
@@ -232,9 +269,10 @@ class Board:
                 claimed_ns=cells[at + _CLAIMED],
                 started_ns=cells[at + _STARTED],
                 deadline_ns=cells[at + _DEADLINE],
+                counter=word >> 8,
             )
             # An odd sequence with a state is a writer that died after the state was stored: whole.
-            if cells[at] == sequence and cells[at + _STATE] == state:
+            if cells[at] == sequence and cells[at + _STATE] == word:
                 return found
         return None
 
@@ -262,6 +300,8 @@ def _read_header(cells: memoryview[int], mapped: mmap.mmap) -> tuple[int, int, d
         and capacity >= 0
         and 0 < size <= (slots_at - HEADER_CELLS) * 8
         and slots_at + capacity * SLOT_CELLS <= len(cells)
+        and 0 <= cells[Cell.TALLY_CELLS] <= slots_at - cells[Cell.TALLY_AT]
+        and cells[Cell.TALLY_AT] >= HEADER_CELLS
     )
     if not whole:
         raise ValueError("not a board")
