@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from chronosd.broker.commands import Command
-from chronosd.broker.enqueue import enqueue, register_queues
+from chronosd.broker.enqueue import register_queues
 from chronosd.broker.runner import SyncRunner
 from chronosd.client_async import AsyncClient
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
-from chronosd.delivery import Bulk, accepted, delivery
+from chronosd.delivery import Bulk, accepted, delivery, storing
 from chronosd.errors import BrokerError, BrokerUnavailable
 from chronosd.kinds import Kind
 from chronosd.submission import (
@@ -95,6 +95,7 @@ class Client:
             InvalidTask: something about it cannot be stored as it is; nothing was sent.
             PayloadTooLarge: the arguments are longer than ``max_payload``; nothing was sent.
             TaskIdConflict: ``task_id`` is in use; nothing was changed.
+            DuplicateTask: ``unique`` was asked for and another such task has not ended; nothing was changed.
             BrokerUnavailable: no answer in time; ``maybe_enqueued`` says whether it may be stored anyway.
             BrokerRefused: the server refused it; an operator has to act.
         """
@@ -112,7 +113,7 @@ class Client:
 
         Raises: as `enqueue`. The first 5000 tasks are checked before anything is sent, later ones while
         earlier ones are under way. It is not one transaction: the error's message says how many tasks were
-        stored. A conflict does not keep the others out.
+        stored. A conflict or a duplicate does not keep the others out.
         """
         bulk = Bulk(self._drafter, tasks)
         batches = bulk.batches()
@@ -122,14 +123,14 @@ class Client:
         unanswered: deque[list[Draft]] = deque()
         queues: set[str] = set()
 
-        def requests() -> Iterator[Command[list[str]]]:
+        def requests() -> Iterator[Command[Any]]:
             for batch in batches:
                 queue = batch[0].queue
                 unanswered.append(batch)
                 if queue.name not in queues:
                     self._runner.run(register_queues(self._drafter.namespace, [queue.name]))
                     queues.add(queue.name)
-                yield enqueue(queue, [draft.new for draft in batch])
+                yield storing(batch)
 
         while True:
             try:

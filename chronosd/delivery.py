@@ -12,19 +12,20 @@ from time import monotonic
 from typing import Any, Final
 
 from chronosd.broker.commands import BATCH, Command
-from chronosd.broker.enqueue import enqueue, register_queues
+from chronosd.broker.enqueue import Holder, enqueue, enqueue_unique, register_queues
 from chronosd.broker.keys import Namespace
 from chronosd.errors import (
     BrokerError,
     BrokerRefused,
     BrokerUnavailable,
     ChronosError,
+    DuplicateTask,
     InvalidTask,
     PayloadTooLarge,
     TaskIdConflict,
     Trouble,
 )
-from chronosd.submission import Draft, Drafter, TaskInfo, conflict
+from chronosd.submission import Draft, Drafter, TaskInfo, conflict, duplicate
 
 BATCH_BYTES: Final = 4 << 20
 """The most message bytes that one request carries, so that no request holds up the server for long."""
@@ -42,6 +43,8 @@ def accepted(draft: Draft) -> TaskInfo:
         if reply == "conflict":
             raise conflict(draft)
         return draft.accepted(reply)
+    if isinstance(reply, Holder):
+        raise duplicate(draft, reply)
     # a reply covers a batch: each caller gets an exception of its own
     raise retold(reply) if reply is not None else BrokerUnavailable("no answer", maybe_enqueued=True)
 
@@ -56,16 +59,18 @@ def retold(error: BrokerError, more: str = "", *, in_doubt: bool = False) -> Bro
 
 
 def batched(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
-    """Drafts in the batches in which they are sent: one queue each, bounded in number and bytes."""
+    """Drafts in the batches in which they are sent: one queue each, with or without unique locks, bounded in
+    number and bytes."""
     open_: dict[str, tuple[list[Draft], int]] = {}
     for draft in drafts:
-        batch, size = open_.get(draft.queue.stream, ([], 0))
+        key = draft.queue.unique_prefix if draft.new.lock else draft.queue.stream
+        batch, size = open_.get(key, ([], 0))
         length = len(draft.new.msg)
         if batch and (len(batch) == BATCH or size + length > BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(draft)
-        open_[draft.queue.stream] = (batch, size + length)
+        open_[key] = (batch, size + length)
     yield from (batch for batch, _ in open_.values())
 
 
@@ -84,6 +89,7 @@ class Bulk:
         self._checked = list(islice(self._drafts, CHECKED_FIRST))
         self._infos: list[TaskInfo | None] = []
         self._conflicts: list[Draft] = []
+        self._duplicates: list[DuplicateTask] = []
         self._stored = 0
         self._failure: ChronosError | None = None
 
@@ -113,6 +119,8 @@ class Bulk:
             elif isinstance(reply, str):
                 self._stored += 1
                 self._infos[draft.index] = draft.accepted(reply)
+            elif isinstance(reply, Holder):
+                self._duplicates.append(duplicate(draft, reply))
             elif isinstance(reply, BrokerError):
                 self._failure = self._failure or reply
 
@@ -145,6 +153,13 @@ class Bulk:
                 f"{len(self._conflicts)} task ids are in use by tasks that have not ended: {ids}{more}"
                 + count,
                 task_id=self._conflicts[0].new.id,
+            )
+        if self._duplicates:
+            first = self._duplicates[0]
+            raise DuplicateTask(
+                f"{len(self._duplicates)} tasks are duplicates; the first: {first}{count}",
+                task_id=first.task_id,
+                state=first.state,
             )
         return [info for info in self._infos if info is not None]
 
@@ -228,7 +243,10 @@ def commands(namespace: Namespace, batches: Sequence[Sequence[Draft]]) -> list[C
     The names go along every time, not once per process: after a FLUSHALL they are missing again.
     """
     names = dict.fromkeys(batch[0].queue.name for batch in batches)
-    return [
-        register_queues(namespace, names),
-        *[enqueue(batch[0].queue, [draft.new for draft in batch]) for batch in batches],
-    ]
+    return [register_queues(namespace, names), *map(storing, batches)]
+
+
+def storing(batch: Sequence[Draft]) -> Command[Any]:
+    """The command that stores one batch."""
+    store = enqueue_unique if batch[0].new.lock else enqueue
+    return store(batch[0].queue, [draft.new for draft in batch])

@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
 
+from chronosd.states import State
+
 
 class Trouble(Enum):
     """What to do about an error of the broker; every loop decides by this and by nothing else."""
@@ -105,11 +107,15 @@ class TaskIdConflict(EnqueueError):
 
 
 class DuplicateTask(EnqueueError):
-    """A task with the same unique key is already there; nothing was changed."""
+    """A task of the same kind and arguments is already there and has not ended; nothing was changed.
 
-    def __init__(self, message: str, *, task_id: str = "") -> None:
+    ``task_id`` and ``state`` are that task's.
+    """
+
+    def __init__(self, message: str, *, task_id: str = "", state: State | None = None) -> None:
         super().__init__(message)
         self.task_id = task_id
+        self.state = state
 
 
 class MessageError(ChronosError):

@@ -34,7 +34,7 @@ class Kind(Generic[T]):
         InvalidTask: the name is empty.
     """
 
-    __slots__ = ("args_type", "discard", "max_retry", "name", "queue", "retention")
+    __slots__ = ("args_type", "discard", "max_retry", "name", "queue", "retention", "unique")
 
     @overload
     def __init__(
@@ -44,6 +44,7 @@ class Kind(Generic[T]):
         *,
         queue: str | None = None,
         max_retry: int | None = None,
+        unique: str | float | timedelta | None = None,
         retention: str | float | timedelta | None = None,
         discard: bool | None = None,
     ) -> None: ...
@@ -55,6 +56,7 @@ class Kind(Generic[T]):
         *,
         queue: str | None = None,
         max_retry: int | None = None,
+        unique: str | float | timedelta | None = None,
         retention: str | float | timedelta | None = None,
         discard: bool | None = None,
     ) -> None: ...
@@ -66,6 +68,7 @@ class Kind(Generic[T]):
         *,
         queue: str | None = None,
         max_retry: int | None = None,
+        unique: str | float | timedelta | None = None,
         retention: str | float | timedelta | None = None,
         discard: bool | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class Kind(Generic[T]):
         self.args_type: Any = Any if args is None else args
         self.queue = queue
         self.max_retry = max_retry
+        self.unique = unique
         self.retention = retention
         self.discard = discard
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from chronosd.broker.enqueue import Holder
 from chronosd.broker.message import decode
 from chronosd.delivery import accepted
 from chronosd.handlers import Handler, Middleware, make_handler
@@ -46,6 +47,8 @@ class Recorded:
     delay: str | float | timedelta | None
     at: datetime | float | None
     discard: bool
+    unique_key: str = ""
+    """The key of its unique lock; empty for none."""
     outcome: Outcome | None = None
     """How its one attempt ended, where the client runs tasks inline."""
 
@@ -84,6 +87,11 @@ class _Recorder:
         if any(taken):
             draft.reply = "conflict"
             return None
+        if message.unique_key:
+            for one in self.enqueued:
+                if one.outcome is None and one.unique_key == message.unique_key:
+                    draft.reply = Holder(one.id, one.state)
+                    return None
         draft.reply = draft.state.label
         record = Recorded(
             id=message.id,
@@ -97,6 +105,7 @@ class _Recorder:
             delay=options.get("delay"),
             at=options.get("at"),
             discard=message.no_archive,
+            unique_key=message.unique_key,
         )
         self.enqueued.append(record)
         return record

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import lru_cache
+from hashlib import sha256
 from os import urandom
 from time import time
 from types import MappingProxyType
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
-from chronosd.broker.enqueue import NewTask
+from chronosd.broker.enqueue import Holder, NewTask
 from chronosd.broker.keys import Namespace, QueueKeys
-from chronosd.broker.message import encode_new
+from chronosd.broker.message import Message, encode, encode_new
 from chronosd.broker.payload import encode_args
 from chronosd.durations import parse_duration, parse_size
 from chronosd.errors import (
     BrokerError,
+    DuplicateTask,
     InvalidTask,
     PayloadTooLarge,
     TaskIdConflict,
@@ -57,8 +59,9 @@ class EnqueueOptions(TypedDict, total=False):
     """How long it waits, by the server's clock: ``"5m"``, seconds, or a timedelta. 0 or less: not at all."""
     at: datetime | float | None
     """The instant it waits for: an aware datetime or unix seconds. In the past: now. Not with ``delay``."""
-    unique: None
-    """Not available in this version."""
+    unique: str | float | timedelta | Literal[False] | None
+    """For how long, from when it is due, a second task of the same kind and arguments is refused in its queue
+    (`DuplicateTask`): until this one has ended, or that long if it waits for a worker. False: not at all."""
     retention: str | float | timedelta | None
     """How long it is kept once it has succeeded, in whole seconds; by default it is not."""
     task_id: str | None
@@ -93,8 +96,9 @@ class Draft:
     retention: int
     index: int = 0
     """Its place in an enqueue_many call."""
-    reply: str | BrokerError | None = None
-    """The server's word for it (see :func:`~chronosd.broker.enqueue.enqueue`); None while there is none."""
+    reply: str | Holder | BrokerError | None = None
+    """The server's word for it (see :func:`~chronosd.broker.enqueue.enqueue`), or who holds its unique lock;
+    None while there is none."""
 
     def accepted(self, word: str) -> TaskInfo:
         """The task as the server took it; `word` is its reply."""
@@ -139,12 +143,11 @@ class Drafter:
             name = check_kind(kind.name)
             queue = kind.queue if queue is None else queue
             max_retry = kind.max_retry if max_retry is None else max_retry
+            unique = kind.unique if unique is None else unique
             retention = kind.retention if retention is None else retention
             discard = kind.discard if discard is None else discard
         else:
             name = _check("kind", kind)
-        if unique is not None and unique is not False:
-            raise InvalidTask("unique: not available in this version")
         keys = self.namespace.queue(DEFAULT_QUEUE if queue is None else _text("queue", queue))
         retries = DEFAULT_MAX_RETRY if max_retry is None else _retries(max_retry)
         kept_s = 0 if retention is None else _retention(retention)
@@ -166,8 +169,13 @@ class Drafter:
             raise PayloadTooLarge(
                 f"{name}: the arguments are {len(payload)} bytes long, at most {self.max_payload} are taken"
             )
-        msg = encode_new(id_, name, keys.name, payload, retries, discard is True, kept_s, state)
-        new = NewTask(id_, msg, delay_ms, at_ms, nonce)
+        if unique is None or unique is False:
+            msg = encode_new(id_, name, keys.name, payload, retries, discard is True, kept_s, state)
+            return Draft(NewTask(id_, msg, delay_ms, at_ms, nonce), name, keys, state, retries, kept_s)
+        lock_ms = _unique_ms(unique)
+        lock = keys.unique(name, sha256(payload).hexdigest())
+        message = Message(id_, name, keys.name, payload, 0, retries, discard is True, lock, retention=kept_s)
+        new = NewTask(id_, encode(message, state), delay_ms, at_ms, nonce, lock, lock_ms)
         return Draft(new, name, keys, state, retries, kept_s)
 
     def drafts(self, tasks: Iterable[Sequence[Any]]) -> Iterator[Draft]:
@@ -195,6 +203,17 @@ def conflict(draft: Draft) -> TaskIdConflict:
     return TaskIdConflict(
         f"task id {draft.new.id!r} is in use in queue {draft.queue.name!r} by a task that has not ended",
         task_id=draft.new.id,
+    )
+
+
+def duplicate(draft: Draft, holder: Holder) -> DuplicateTask:
+    """The error for a task whose unique lock is another's."""
+    who = f"task {holder.task_id!r}" + (f" ({holder.state.label})" if holder.state else "")
+    return DuplicateTask(
+        f"{draft.kind}: {who if holder.task_id else 'something'} holds the unique lock of these arguments"
+        f" in queue {draft.queue.name!r}",
+        task_id=holder.task_id,
+        state=holder.state,
     )
 
 
@@ -258,6 +277,13 @@ def _retention(value: Any) -> int:
     if seconds < 0:
         raise InvalidTask(f"retention: must not be negative (got {ascii(value)[:60]})")
     return 1 if 0 < seconds < 1 else int(seconds)  # as chronos-go rounds it
+
+
+def _unique_ms(value: Any) -> int:
+    seconds = _duration("unique", value)
+    if seconds <= 0:
+        raise InvalidTask(f"unique: must be longer than 0 (got {ascii(value)[:60]})")
+    return max(int(round(seconds * 1000, 6)), 1)  # as chronos-go rounds it
 
 
 def _delay_ms(value: Any) -> int:

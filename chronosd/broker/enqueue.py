@@ -8,6 +8,7 @@ from typing import Any
 
 from chronosd.broker.commands import Command, call, plain, script, text
 from chronosd.broker.keys import Namespace, QueueKeys
+from chronosd.states import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,19 @@ class NewTask:
     """The instant it waits for instead, in unix milliseconds."""
     nonce: str = ""
     """Names this call where the id does not (a custom id), so that a resend is told from a conflict."""
+    lock: str = ""
+    """The key of its unique lock; empty for none."""
+    lock_ms: int = 0
+    """How long the lock lives once the task is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Another task that holds the unique lock."""
+
+    task_id: str
+    """Empty if what is under the lock's key is no lock."""
+    state: State | None
 
 
 def enqueue(queue: QueueKeys, tasks: Sequence[NewTask]) -> Command[list[str]]:
@@ -30,14 +44,35 @@ def enqueue(queue: QueueKeys, tasks: Sequence[NewTask]) -> Command[list[str]]:
     before) or ``conflict`` (its id is in use by a task that has not ended; nothing was changed)."""
     args: list[Any] = [queue.task_prefix]
     for task in tasks:
-        if task.at_ms is not None:
-            mode, ms = "at", task.at_ms
-        elif task.delay_ms > 0:
-            mode, ms = "in", task.delay_ms
-        else:
-            mode, ms = "now", 0
-        args += (task.id, task.nonce, task.msg, mode, ms)
+        args += _words(task)
     return call(script("enqueue"), (queue.stream, *queue.sets), args, lambda reply: [text(w) for w in reply])
+
+
+def enqueue_unique(queue: QueueKeys, tasks: Sequence[NewTask]) -> Command[list[str | Holder]]:
+    """Stores tasks that have a unique lock: for each the word of :func:`enqueue`, or who holds its lock."""
+    args: list[Any] = [queue.task_prefix]
+    for task in tasks:
+        args += (*_words(task), task.lock, task.lock_ms)
+
+    def parse(reply: Any) -> list[str | Holder]:
+        rows = [[text(word) for word in reply[i : i + 3]] for i in range(0, len(reply), 3)]
+        return [
+            Holder(holder, _STATES.get(state)) if word == "duplicate" else word
+            for word, holder, state in rows
+        ]
+
+    return call(script("enqueue_unique"), (queue.stream, *queue.sets), args, parse)
+
+
+_STATES = {str(int(state)): state for state in State}
+
+
+def _words(task: NewTask) -> tuple[Any, ...]:
+    if task.at_ms is not None:
+        return task.id, task.nonce, task.msg, "at", task.at_ms
+    if task.delay_ms > 0:
+        return task.id, task.nonce, task.msg, "in", task.delay_ms
+    return task.id, task.nonce, task.msg, "now", 0
 
 
 def register_queues(namespace: Namespace, names: Iterable[str]) -> Command[None]:

@@ -59,6 +59,8 @@ class Field:
     """Names the enqueue call, so that its resend is told from a second task with the same id."""
     ERROR = "error"
     """Why a task whose message cannot be decoded was dead-lettered."""
+    UNIQUE_TTL = "unique_ttl"
+    """Milliseconds for which its unique lock is to live on, whenever it has to wait again."""
     UNKNOWN_SINCE = "unknown_since"
     """Unix seconds at which a worker first had no handler for its kind."""
 
@@ -98,6 +100,10 @@ class QueueKeys:
     def rate(self) -> str:
         """What is kept for the rate limit."""
         return self.task_prefix[: -len("t:")] + "rate"
+
+    def unique(self, kind: str, payload_sha256: str) -> str:
+        """The unique lock of a kind with these arguments (WIRE.md section 3)."""
+        return f"{self.unique_prefix}{kind}:{payload_sha256}"
 
     @property
     def sets(self) -> tuple[str, str, str, str]:

@@ -37,6 +37,11 @@ _CHUNK = 10_000
     "--retention", metavar="DURATION", help="Keep the task and its result that long once it has succeeded."
 )
 @click.option(
+    "--unique",
+    metavar="DURATION",
+    help="Refuse it while a task of the same kind and arguments has not ended; at most that long while it waits.",
+)
+@click.option(
     "--id", "task_id", metavar="ID", help="An id of your own; refused while a task of that id has not ended."
 )
 @click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="Enqueue it N times.")
@@ -51,6 +56,7 @@ def enqueue(
     at: str | None,
     max_retry: int | None,
     retention: str | None,
+    unique: str | None,
     task_id: str | None,
     count: int,
     discard: bool,
@@ -75,6 +81,8 @@ def enqueue(
         raise click.UsageError("--in and --at exclude each other")
     if task_id is not None and count > 1:
         raise click.UsageError("--id names one task, so it goes with no --count")
+    if unique is not None and count > 1:
+        raise click.UsageError("--unique lets one in, so it goes with no --count")
     if not kind:
         raise click.UsageError("KIND must not be empty")
     options = {
@@ -83,6 +91,7 @@ def enqueue(
         "at": None if at is None else parse_instant(at),
         "max_retry": max_retry,
         "retention": retention if retention is None else duration("--retention", retention),
+        "unique": unique if unique is None else duration("--unique", unique),
         "task_id": task_id,
         "discard": discard or None,
     }

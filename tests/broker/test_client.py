@@ -140,7 +140,7 @@ def test_an_id_whose_task_has_ended_may_be_used_again(
 def test_nothing_is_sent_for_a_task_that_is_refused_here(
     client: Client, redis: Redis, namespace: str
 ) -> None:
-    for refused in ({"kind": ""}, {"args": float("nan")}, {"unique": "1h"}, {"at": datetime(2040, 1, 1)}):
+    for refused in ({"kind": ""}, {"args": float("nan")}, {"unique": "-1h"}, {"at": datetime(2040, 1, 1)}):
         with pytest.raises(InvalidTask):
             client.enqueue(**({"kind": "k"} | refused))  # type: ignore[arg-type]
     with pytest.raises(PayloadTooLarge):

@@ -208,8 +208,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"retention": -1}, "retention: must not be negative"),
     ({"retention": math.nan}, "retention: must be a duration"),
     ({"discard": 1}, "discard: must be true or false"),
-    ({"unique": "1h"}, "unique: not available in this version"),
-    ({"unique": True}, "unique: not available in this version"),
+    ({"unique": 0}, "unique: must be longer than 0"),
+    ({"unique": True}, "unique: "),
     ({"args": {"a": math.nan}}, r"args\.a: nan cannot be stored as JSON"),
     ({"args": {"a": 2**64}}, r"args\.a: an integer beyond 64 bits"),
 ]

@@ -1,0 +1,33 @@
+-- Part of other scripts. Stores one new task; KEYS 1 to 5 are the stream and the sets, as in enqueue.lua.
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+local now_ms = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
+
+-- What is under the key (msg, state, nonce), and a word if nothing can be stored there: 'repeat' | 'conflict'.
+local function known(key, nonce)
+  local held = redis.pcall('HMGET', key, 'msg', 'state', 'nonce')
+  if held.err then return held, 'conflict' end -- something that is no hash lives there
+  if not held[1] then return held, nil end
+  if nonce == '' or held[3] == nonce then return held, 'repeat' end
+  if held[2] ~= '3' and held[2] ~= '5' then return held, 'conflict' end
+  return held, nil
+end
+
+-- Returns 'pending' | 'scheduled', and the seconds until it is due.
+local function place(key, held, id, nonce, msg, mode, ms)
+  -- An id of the caller's own may have been used before: ended, deleted by hand, or half of it left.
+  if nonce ~= '' or held[1] or held[2] or held[3] then
+    redis.call('DEL', key)
+    for k = 2, 5 do redis.call('ZREM', KEYS[k], id) end
+  end
+  if mode == 'now' or (mode == 'at' and ms / 1000 <= now) then
+    -- the place first: a key of another type there must not leave a body behind that blocks its id
+    redis.call('XADD', KEYS[1], '*', 'task_id', id)
+    redis.call('HSET', key, 'msg', msg, 'state', '1', 'enqueued_at', now_ms, 'nonce', nonce)
+    return 'pending', 0
+  end
+  local due = mode == 'in' and now + ms / 1000 or ms / 1000
+  redis.call('ZADD', KEYS[2], string.format('%.6f', due), id)
+  redis.call('HSET', key, 'msg', msg, 'state', '6', 'enqueued_at', now_ms, 'nonce', nonce)
+  return 'scheduled', due - now
+end
