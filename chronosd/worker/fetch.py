@@ -1,11 +1,10 @@
-"""The cycle: everything that finished goes out and new tasks come in, in one round trip."""
+"""The loop of cycles: everything that finished goes out and new tasks come in, in one round trip each."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 from chronosd import log
 from chronosd.board import Board, Cell, WorkerState
@@ -17,23 +16,20 @@ from chronosd.broker.runner import AsyncRunner
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError, BrokerUnavailable, Trouble
 from chronosd.handlers import Registry
-from chronosd.link import READ_AHEAD
 from chronosd.worker.blocking import BLOCK_S, BlockingRead
 from chronosd.worker.complete import Sending
+from chronosd.worker.cycle import Ask, Composer, Cycle
 from chronosd.worker.doubt import Doubt
 from chronosd.worker.execute import GAP_S, Executor, hide
 from chronosd.worker.held import Held, Key
 from chronosd.worker.intake import Intake
+from chronosd.worker.pace import Pace
 from chronosd.worker.pick import Picker
-from chronosd.worker.run import Run
 from chronosd.worker.starter import Starter
 from chronosd.worker.trouble import Troubles, pause_s
 
 POLL_S = 0.05
 """How often queues are asked while the blocking read cannot be had."""
-
-AHEAD_S = 0.010
-"""Reading ahead goes only as far as the worker can start within this time."""
 
 HOARD_S = 0.020
 """A buffered task that has waited longer is handed back, with all behind it."""
@@ -43,28 +39,6 @@ FEW = 8
 so that handlers run while the server works, instead of the two taking turns."""
 
 _log = log.get_logger("chronosd.worker")
-
-
-class _Ask(NamedTuple):
-    """A fetch of the cycle under way."""
-
-    queue: int
-    most: int
-    delivered: list[bytes]
-
-
-class _Cycle(NamedTuple):
-    """What one round trip carries, in this order."""
-
-    sendings: list[Sending]
-    marks: list[Command[Any]]
-    marked: list[Run]
-    asks: list[_Ask]
-    fetches: list[Command[Delivery]]
-
-    @property
-    def commands(self) -> list[Command[Any]]:
-        return [*(sending.command for sending in self.sendings), *self.marks, *self.fetches]
 
 
 class Fetcher:
@@ -84,7 +58,6 @@ class Fetcher:
         self._consumer = consumer
         self._cycle = cycle
         self._board = board
-        self._concurrency = config.concurrency
         self._held = Held(board, [namespace.queue(name) for name in board.queues])
         self._troubles = Troubles(board.queues)
         weights = [config.queues[name].weight for name in board.queues]
@@ -112,17 +85,24 @@ class Fetcher:
             delivered=self._take_delivered,
             failed=self._cannot_block,
         )
-        self._older: list[Run] = []  # started before the last cycle was sent, not yet marked as running
+        self._pace = Pace(time.monotonic())
+        self._composer = Composer(
+            self._held,
+            self._starter,
+            self._intake,
+            self._doubt,
+            self._block,
+            self._picker,
+            self._pace,
+            consumer=consumer,
+            concurrency=config.concurrency,
+        )
         self._hurry = asyncio.Event()
         self._draining = False
         self._reconnect = False
         self._failures = 0
         self.answered_at = 0.0
         """Monotonic instant of the last reply to a cycle."""
-        self._rate = 0.0  # tasks ended a second, lately
-        self._held_s = 0.0  # how long a task held its slot, lately
-        self._full = False  # the last fetch brought all that was asked of some queue
-        self._measured_at = time.monotonic()
         self.finished = self._starter.finished
         self.unstarted = self._starter.unstarted
 
@@ -192,7 +172,7 @@ class Fetcher:
             if self._doubt.astray and not await self._look_for_strays():
                 await self._pause()
                 continue
-            cycle = self._compose()
+            cycle = self._composer.compose(self._troubles.resting())
             commands = cycle.commands
             if not commands:
                 if starter.is_doubtful and self._held.buffer:
@@ -216,7 +196,8 @@ class Fetcher:
             self._answered()
             self._settle(cycle.sendings, results)
             self._take_in(cycle.asks, results[len(commands) - len(cycle.asks) :])
-            self._measure(now)
+            self._pace.measure(now, *starter.take_counts())
+            self._board.cells[Cell.CYCLES] += 1
             if starter.is_doubtful and self._held.buffer:
                 await self._doubt.check_leases()
             else:
@@ -251,72 +232,6 @@ class Fetcher:
             or self._block.is_under_way
         )
 
-    def _compose(self) -> _Cycle:
-        """The next cycle: what ended, what outlived its cycle, what to fetch."""
-        resting = self._troubles.resting()
-        sendings = self._held.take(resting)
-        marks, marked = self._marks()
-        asks = self._asks(resting)
-        queues = self._held.queues
-        fetches = [consume.fetch(queues[a.queue], self._consumer, a.most, a.delivered) for a in asks]
-        return _Cycle(sendings, marks, marked, asks, fetches)
-
-    def _marks(self) -> tuple[list[Command[Any]], list[Run]]:
-        older, self._older, self._starter.fresh = self._older, self._starter.fresh, []
-        if not older:
-            return [], []
-        by_queue: dict[int, list[tuple[bytes, str]]] = {}
-        running = self.executor.running
-        marked = [run for run in older if run in running]
-        for run in marked:
-            self.executor.outlived(run)
-            by_queue.setdefault(run.queue, []).append((run.entry, run.message.id))
-        marks: list[Command[Any]] = []
-        for index, pairs in by_queue.items():
-            for i in range(0, len(pairs), BATCH):
-                marks.append(consume.mark_running(self._held.queues[index], pairs[i : i + BATCH]))
-        return marks, marked
-
-    @property
-    def _room(self) -> int:
-        """Tasks that could start at once if they were here."""
-        held = self._held
-        waiting = len(held.buffer) + len(held.delivered) + len(self._intake.reading)
-        return self._concurrency - self._starter.active - waiting
-
-    def _asks(self, resting: Collection[int]) -> list[_Ask]:
-        free = self._room
-        held = self._held
-        delivered = self._to_take_in(resting) if held.delivered else {}
-        shares: dict[int, int] = {}
-        if held.is_fetching and self._starter.solo is None and not self._block.is_under_way:
-            brief = self._full and self._held_s < AHEAD_S
-            ahead = min(int(self._rate * AHEAD_S), READ_AHEAD) if brief else 0
-            taken = sum(map(len, delivered.values())) + len(held.delivered)
-            room = len(held.free_slots) - taken - len(held.queues)
-            astray = self._doubt.astray
-            without = {*resting, *astray} if resting or astray else ()
-            # what one reply brings starts before the next one is here: so ask twice, for half as many
-            most = max(self._concurrency, ahead // 2)
-            shares = dict(self._picker.share(min(free + ahead, room, most), time.monotonic(), without))
-        return [_Ask(i, shares.get(i, 0), delivered.get(i, [])) for i in {**delivered, **shares}]
-
-    def _to_take_in(self, resting: Collection[int]) -> dict[int, list[bytes]]:
-        """What was delivered and is not here yet, each entry once: a blocking read's reply may tell of what
-        a look for strays has found meanwhile."""
-        held = self._held
-        found: dict[int, list[bytes]] = {}
-        later: list[Key] = []
-        for key in dict.fromkeys(held.delivered):
-            if key in held.runs or key in self._intake.reading:
-                continue
-            if key[0] in resting:
-                later.append(key)
-            else:
-                found.setdefault(key[0], []).append(key[1])
-        held.delivered = later
-        return found
-
     async def _rest(self) -> None:
         """Nothing to send: waits for an end, an order, or work in any queue."""
         held = self._held
@@ -332,7 +247,7 @@ class Fetcher:
         if held.sendable(resting) or (self._draining and self._idle()):
             return
         ending = self._draining and self._block.is_under_way  # it may have to be told again
-        if held.buffer or self._starter.fresh or self._older or ending:
+        if held.buffer or self._composer.is_mark_due or ending:
             wait_s = min(wait_s, HOARD_S)
         try:
             async with asyncio.timeout(wait_s):
@@ -340,14 +255,14 @@ class Fetcher:
         except TimeoutError:
             pass
         if held.buffer and time.monotonic_ns() - held.buffer[0].claimed_ns > HOARD_S * 1e9:
-            self._rate = 0.0
+            self._pace.falter()
             self._starter.hand_back()
 
     def _may_block(self) -> bool:
         return (
             self._held.is_fetching
             and self._picker.all_empty
-            and self._room > 0
+            and self._composer.room > 0
             and self._starter.solo is None
             and not self._block.is_under_way
             and not self._doubt.astray
@@ -371,7 +286,7 @@ class Fetcher:
                 self._board.cells[Cell.LEASES_LOST] += len(result)
                 _log.warning("leases lost", queue=sending.queue, entries=len(result))
 
-    def _take_in(self, asks: list[_Ask], results: list[Any]) -> None:
+    def _take_in(self, asks: list[Ask], results: list[Any]) -> None:
         """Admits what a cycle fetched."""
         full = asked = False
         for ask, result in zip(asks, results, strict=True):
@@ -393,9 +308,9 @@ class Fetcher:
             for item in fetched.tasks:
                 self._intake.admit(ask.queue, item)
         if asked:
-            self._full = full
+            self._pace.is_full = full
 
-    def _cannot_fetch(self, ask: _Ask, error: BrokerError) -> None:
+    def _cannot_fetch(self, ask: Ask, error: BrokerError) -> None:
         self._troubles.sick(ask.queue, error)
         self._picker.report(ask.queue, 1, 0)
         self._starter.is_doubtful = True
@@ -420,25 +335,12 @@ class Fetcher:
         self._starter.hand_back()
         self._intake.hand_back()
 
-    def _measure(self, now: float) -> None:
-        """Follows how many tasks this worker ends, and how long they take: so far ahead it may read."""
-        starter = self._starter
-        seconds, self._measured_at = now - self._measured_at, now
-        if starter.ended:
-            self._rate += 0.3 * (starter.ended / seconds - self._rate)
-            self._held_s += 0.3 * (starter.held_ns / starter.ended / 1e9 - self._held_s)
-            starter.ended = starter.held_ns = 0
-        self._board.cells[Cell.CYCLES] += 1
-
     # -- trouble ------------------------------------------------------------------------------
 
-    async def _failed(self, error: BrokerError, cycle: _Cycle) -> None:
+    async def _failed(self, error: BrokerError, cycle: Cycle) -> None:
         """A whole cycle without an answer: what ended is sent again, what was fetched is looked for."""
         self._starter.is_doubtful = True
-        for sending in cycle.sendings:
-            sending.resent = True
-        self._held.unsent = cycle.sendings + self._held.unsent
-        self._older = cycle.marked + self._older
+        self._composer.unsaid(cycle)
         self._doubt.astray.update(ask.queue for ask in cycle.asks)
         self._troubles.note("redis", error)
         await self._pause()
@@ -455,7 +357,7 @@ class Fetcher:
 
     async def _look_for_strays(self) -> bool:
         # what is only to be handed back needs no room
-        return await self._doubt.look_for_strays(self._room if self._held.is_fetching else BATCH)
+        return await self._doubt.look_for_strays(self._composer.room if self._held.is_fetching else BATCH)
 
     def _answered(self) -> None:
         self._failures = 0

@@ -39,9 +39,8 @@ class Starter:
         """Leases have to be looked at before anything is started."""
         self.fresh: list[Run] = []
         """Started since the last cycle was sent."""
-        self.ended = 0
-        self.held_ns = 0
-        """How long those held their slots."""
+        self._ended = 0
+        self._held_ns = 0
         self._starting = False
 
     @property
@@ -49,6 +48,12 @@ class Starter:
         """Whether :meth:`start` would start something."""
         ready = self._held.buffer and self.active < self._concurrency and not self.is_doubtful
         return bool(ready) and (self.solo is None or not self.active)
+
+    def take_counts(self) -> tuple[int, int]:
+        """How many runs ended since the last call, and how long (ns) those held their slots."""
+        counts = self._ended, self._held_ns
+        self._ended = self._held_ns = 0
+        return counts
 
     def start(self) -> None:
         """Starts what is buffered, as far as there are free slots and no doubt about leases."""
@@ -111,8 +116,8 @@ class Starter:
         """A run has ended; None: its lease was lost, or the drain cut it short."""
         held = self._held
         self.active -= 1
-        self.ended += 1
-        self.held_ns += time.monotonic_ns() - (run.started_ns or run.claimed_ns)
+        self._ended += 1
+        self._held_ns += time.monotonic_ns() - (run.started_ns or run.claimed_ns)
         if run is self.solo:
             self.solo = None
         held.wake.set()

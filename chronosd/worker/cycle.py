@@ -1,0 +1,147 @@
+"""What a cycle carries: the ends of runs, marks on those that go on, and what is asked of which queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from chronosd.broker import consume
+from chronosd.broker.commands import BATCH, Command
+from chronosd.broker.consume import Delivery
+from chronosd.worker.blocking import BlockingRead
+from chronosd.worker.complete import Sending
+from chronosd.worker.doubt import Doubt
+from chronosd.worker.held import Held, Key
+from chronosd.worker.intake import Intake
+from chronosd.worker.pace import Pace
+from chronosd.worker.pick import Picker
+from chronosd.worker.run import Run
+from chronosd.worker.starter import Starter
+
+
+class Ask(NamedTuple):
+    """A fetch of the cycle under way."""
+
+    queue: int
+    most: int
+    delivered: list[bytes]
+
+
+class Cycle(NamedTuple):
+    """What one round trip carries, in this order."""
+
+    sendings: list[Sending]
+    marks: list[Command[Any]]
+    marked: list[Run]
+    asks: list[Ask]
+    fetches: list[Command[Delivery]]
+
+    @property
+    def commands(self) -> list[Command[Any]]:
+        return [*(sending.command for sending in self.sendings), *self.marks, *self.fetches]
+
+
+class Composer:
+    """Puts cycles together from what the parts of the worker hold."""
+
+    def __init__(
+        self,
+        held: Held,
+        starter: Starter,
+        intake: Intake,
+        doubt: Doubt,
+        block: BlockingRead,
+        picker: Picker,
+        pace: Pace,
+        *,
+        consumer: str,
+        concurrency: int,
+    ) -> None:
+        self._held = held
+        self._starter = starter
+        self._intake = intake
+        self._doubt = doubt
+        self._block = block
+        self._picker = picker
+        self._pace = pace
+        self._consumer = consumer
+        self._concurrency = concurrency
+        self._older: list[Run] = []  # started before the last cycle was sent, not yet marked as running
+
+    def compose(self, resting: Collection[int]) -> Cycle:
+        """The next cycle, without the queues that are left alone for now."""
+        sendings = self._held.take(resting)
+        marks, marked = self._marks()
+        asks = self._asks(resting)
+        queues = self._held.queues
+        fetches = [consume.fetch(queues[a.queue], self._consumer, a.most, a.delivered) for a in asks]
+        return Cycle(sendings, marks, marked, asks, fetches)
+
+    def unsaid(self, cycle: Cycle) -> None:
+        """No answer came: what the cycle was to tell is told by the next one."""
+        for sending in cycle.sendings:
+            sending.resent = True
+        self._held.unsent = cycle.sendings + self._held.unsent
+        self._older = cycle.marked + self._older
+
+    @property
+    def room(self) -> int:
+        """Tasks that could start at once if they were here."""
+        held = self._held
+        waiting = len(held.buffer) + len(held.delivered) + len(self._intake.reading)
+        return self._concurrency - self._starter.active - waiting
+
+    @property
+    def is_mark_due(self) -> bool:
+        """Whether there are runs that a cycle soon has to mark, if they go on."""
+        return bool(self._starter.fresh or self._older)
+
+    def _marks(self) -> tuple[list[Command[Any]], list[Run]]:
+        older, self._older, self._starter.fresh = self._older, self._starter.fresh, []
+        if not older:
+            return [], []
+        by_queue: dict[int, list[tuple[bytes, str]]] = {}
+        executor = self._starter.executor
+        marked = [run for run in older if run in executor.running]
+        for run in marked:
+            executor.outlived(run)
+            by_queue.setdefault(run.queue, []).append((run.entry, run.message.id))
+        marks: list[Command[Any]] = []
+        for index, pairs in by_queue.items():
+            for i in range(0, len(pairs), BATCH):
+                marks.append(consume.mark_running(self._held.queues[index], pairs[i : i + BATCH]))
+        return marks, marked
+
+    def _asks(self, resting: Collection[int]) -> list[Ask]:
+        held = self._held
+        free = self.room
+        delivered = self._to_take_in(resting) if held.delivered else {}
+        shares: dict[int, int] = {}
+        if held.is_fetching and self._starter.solo is None and not self._block.is_under_way:
+            ahead = self._pace.ahead
+            taken = sum(map(len, delivered.values())) + len(held.delivered)
+            # a blocking read may bring one more of every queue
+            slots = len(held.free_slots) - taken - len(held.queues)
+            # what one reply brings starts while the next is under way: half as much at a time, then
+            most = max(self._concurrency, ahead // 2)
+            astray = self._doubt.astray
+            without = {*resting, *astray} if resting or astray else ()
+            shares = dict(self._picker.share(min(free + ahead, slots, most), time.monotonic(), without))
+        return [Ask(i, shares.get(i, 0), delivered.get(i, [])) for i in {**delivered, **shares}]
+
+    def _to_take_in(self, resting: Collection[int]) -> dict[int, list[bytes]]:
+        """What was delivered and is not here yet, each entry once: a blocking read's reply may tell of what
+        a look for strays has found meanwhile."""
+        held = self._held
+        found: dict[int, list[bytes]] = {}
+        later: list[Key] = []
+        for key in dict.fromkeys(held.delivered):
+            if key in held.runs or key in self._intake.reading:
+                continue
+            if key[0] in resting:
+                later.append(key)
+            else:
+                found.setdefault(key[0], []).append(key[1])
+        held.delivered = later
+        return found
