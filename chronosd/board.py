@@ -20,9 +20,9 @@ counted once Redis has it: should the worker die before it hears so, the supervi
 
 The worker is the only writer (but of `Cell.SERVER_CLOCK`). Within a slot the ids are stored before the state
 on a claim, and the state before anything else when the slot is freed, so every slot of a dead writer that is
-not free is whole. A live one can reuse a slot while it is being read: its sequence is odd while the ids change,
-and the reader tries again. Stores go through a memoryview cast to 64-bit cells because those are single machine
-stores; ``struct.pack_into`` with standard sizes writes byte by byte and tears.
+not free is whole. A live one can reuse a slot while it is being read: its sequence is odd while the ids
+change, and the reader tries again. Stores go through a memoryview cast to 64-bit cells because those are
+single machine stores; ``struct.pack_into`` with standard sizes writes byte by byte and tears.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ Layout of the board's tally, in 64-bit cells::
 
 The first rows are the queues' rows for other kinds. Each further pair of queue and kind gets a row when it is
 first met, as long as there are any; then it is counted among the others. A histogram is its buckets and the
-sum of all that was observed, in nanoseconds.
+sum of all that was observed, in microseconds: nanoseconds of a few million tasks that waited for an hour would
+not fit.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _ROW = _DURATION + _HISTOGRAM
 _MORE_ROWS = 192
 _BOUNDS_NS = tuple(int(bound * 1e9) for bound in BOUNDS_S)
 _FIRST_NS = _BOUNDS_NS[0]
+_LONGEST_NS = 30 * 86400 * 10**9
+"""Longer waits (entries added by hand, with an id of 1970) count as this one."""
 _SERVER_CLOCK = int(Cell.SERVER_CLOCK)
 _LOST = int(Outcome.LOST)
 
@@ -85,7 +88,7 @@ class Tally:
         cells = self._cells
         ns = now_ns - started_ns
         at = row + _DURATION
-        cells[at + BUCKETS] += ns
+        cells[at + BUCKETS] += ns // 1000
         if ns > _FIRST_NS:
             at += bisect_left(_BOUNDS_NS, ns)
         cells[at] += 1
@@ -94,7 +97,9 @@ class Tally:
             waited = started_ns + clock - self._board.ready_ms(slot) * 1_000_000
             at = self._latency_at + queue * _HISTOGRAM
             if waited > 0:  # else the clocks are not that exact
-                cells[at + BUCKETS] += waited
+                if waited > _LONGEST_NS:
+                    waited = _LONGEST_NS
+                cells[at + BUCKETS] += waited // 1000
                 if waited > _FIRST_NS:
                     at += bisect_left(_BOUNDS_NS, waited)
             cells[at] += 1
@@ -225,8 +230,8 @@ def _pair(board: Board, at: int, kinds: Sequence[str]) -> Pair | None:
 
 
 def _histogram(board: Board, at: int) -> Histogram:
-    *buckets, sum_ns = board.cells[at : at + _HISTOGRAM].tolist()
-    return Histogram(buckets, sum_ns / 1e9)
+    *buckets, sum_us = board.cells[at : at + _HISTOGRAM].tolist()
+    return Histogram(buckets, sum_us / 1e6)
 
 
 def _read_names(board: Board) -> list[str]:
