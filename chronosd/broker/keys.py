@@ -13,7 +13,11 @@ queue share a cluster slot):
 ``P:{Q}:retry``             zset    waiting for another attempt; score = due, unix seconds
 ``P:{Q}:archived``          zset    dead letters; score = died at, unix seconds
 ``P:{Q}:completed``         zset    kept successes; score = expiry, unix seconds
+``P:{Q}:cancelled``         zset    marks of running tasks, see lua/cancel.lua; score = marked at, unix seconds
 ``P:{Q}:unique:<k>:<sha>``  string  id of the task that holds the lock, with a TTL
+``P:{Q}:group:<g>``         set     members of an open group that have not succeeded, with a TTL
+``P:{Q}:groupresult:<g>``   hash    member's index -> base64 of its result, with a TTL
+``P:{Q}:groupnew:<g>``      hash    messages of a large group that is being made, with a TTL; ours
 ``P:{Q}:rate``              string  when the next start is due, unix microseconds, with a TTL; ours alone
 ==========================  ======  ============================================================
 
@@ -59,6 +63,8 @@ class Field:
     """Names the enqueue call, so that its resend is told from a second task with the same id."""
     ERROR = "error"
     """Why a task whose message cannot be decoded was dead-lettered."""
+    CANCEL = "cancel"
+    """Stream entry of the run that was cancelled: when it has ended the task does not run again."""
     UNIQUE_TTL = "unique_ttl"
     """Milliseconds for which its unique lock is to live on, whenever it has to wait again."""
     UNKNOWN_SINCE = "unknown_since"
@@ -101,9 +107,26 @@ class QueueKeys:
         """What is kept for the rate limit."""
         return self.task_prefix[: -len("t:")] + "rate"
 
+    @property
+    def cancelled(self) -> str:
+        """Marks of running tasks that were cancelled."""
+        return self.task_prefix[: -len("t:")] + "cancelled"
+
     def unique(self, kind: str, payload_sha256: str) -> str:
         """The unique lock of a kind with these arguments (WIRE.md section 3)."""
         return f"{self.unique_prefix}{kind}:{payload_sha256}"
+
+    def group(self, group_id: str) -> str:
+        """The members of a group that are to succeed yet; it lives in the queue of the group's callback."""
+        return f"{self.task_prefix[: -len('t:')]}group:{group_id}"
+
+    def group_results(self, group_id: str) -> str:
+        """What the members of a group that have succeeded returned."""
+        return f"{self.task_prefix[: -len('t:')]}groupresult:{group_id}"
+
+    def group_bodies(self, group_id: str) -> str:
+        """The messages of a group that is being made, and cannot be stored in one request."""
+        return f"{self.task_prefix[: -len('t:')]}groupnew:{group_id}"
 
     @property
     def sets(self) -> tuple[str, str, str, str]:
