@@ -221,8 +221,9 @@ def retry(queue: QueueKeys, runs: Sequence[Again], *, taken: bool = True) -> Com
     for run in runs:
         state = State.RETRY if run.delay_s > 0 else State.PENDING
         msg = encode(run.message, state) if run.message else b""
-        args += (run.entry, run.task_id, msg, max(round(run.delay_s * 1000), 1) if run.delay_s > 0 else 0)
-        args += (len(run.fields), *_flat(run.fields))
+        lock = run.message.unique_key if run.message else ""
+        delay_ms = max(round(run.delay_s * 1000), 1) if run.delay_s > 0 else 0
+        args += (run.entry, run.task_id, lock, msg, delay_ms, len(run.fields), *_flat(run.fields))
     return call(script("retry"), (queue.stream, queue.retry), args, _lost)
 
 

@@ -37,9 +37,10 @@ def extend(
 ) -> Command[list[str]]:
     """Renews the leases of up to 500 entries; returns those that are not the consumer's any more.
 
-    With ``lock_s``, the unique locks of their tasks live at least that long from now.
+    With ``lock_s``, the unique locks of their tasks live at least that long from now; one that has expired
+    is taken again, unless another task has it.
     """
-    args = [GROUP, consumer, queue.task_prefix, queue.unique_prefix, round(lock_s * 1000), *entries]
+    args = [GROUP, consumer, queue.task_prefix, round(lock_s * 1000), *entries]
     return call(script("extend"), (queue.stream,), args, lambda reply: [text(e) for e in reply])
 
 

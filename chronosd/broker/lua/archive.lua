@@ -1,11 +1,13 @@
 -- Purpose  Dead-letters tasks: keeps each, with its last error, until an operator or the janitor ends it.
 -- KEYS     1 stream (stream)  2 archived (zset, score = died at, unix seconds)
 -- ARGV     1 group  2 task key prefix  3 '1' if fetch delivered them (see owns.lua), else ''
---          then per task: entry, id, unique lock key ('' = none), msg ('' = unchanged),
+--          then per task: entry, id, unique lock key ('' = none, or read off the message that stays as it is), msg
+--          ('' = unchanged),
 --          n, and n times: hash field, value ('' = delete the field), then what follows it (see follow.lua)
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
 --#include follow
 --#include owns
+--#include unique
 --#include write
 local stream, archived, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
 redis.call('ZCARD', archived) -- raises, before anything is written, if that is no sorted set
@@ -24,6 +26,7 @@ while i <= #ARGV do
     local key = prefix .. id
     mine, gone = owns(stream, group, key, entry, taken)
     if mine then
+      if lock == '' and msg == '' then lock = lock_of(redis.call('HGET', key, 'msg'), prefix) or '' end
       if msg ~= '' then redis.call('HSET', key, 'msg', msg) end
       redis.call('HSET', key, 'state', '5')
       redis.call('HDEL', key, 'sid', 'run')

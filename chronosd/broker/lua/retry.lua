@@ -1,11 +1,14 @@
 -- Purpose  Gives tasks another attempt: after a delay, or at once as new stream entries.
 -- KEYS     1 stream (stream)  2 retry (zset, score = due in unix seconds)
 -- ARGV     1 group  2 task key prefix  3 '1' if fetch delivered them (see owns.lua), else ''
---          then per task: entry, id, msg ('' = unchanged), delay in milliseconds (0 = at once),
---          n, and n times: hash field, value ('' = delete the field)
+--          then per task: entry, id, unique lock key ('' = none), msg ('' = unchanged), delay in milliseconds
+--          (0 = at once), n, and n times: hash field, value ('' = delete the field)
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
 -- Note     A task that this run does not own any more is only acknowledged.
+--          A lock lives at least its TTL from when the task is due again, a minute where nobody has noted it
+--          (chronos-go): a twin would run beside this task's next attempt.
 --#include owns
+--#include unique
 --#include write
 local stream, retry, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
 redis.call('ZCARD', retry) -- raises, before anything is written, if that is no sorted set
@@ -15,7 +18,8 @@ local lost = {}
 local i = 4
 
 while i <= #ARGV do
-  local entry, id, msg, delay, n = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
+  local entry, id, lock, msg, delay = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])
+  local n = tonumber(ARGV[i + 5])
   if redis.call('XACK', stream, group, entry) == 0 then
     lost[#lost + 1] = entry
   else
@@ -23,7 +27,7 @@ while i <= #ARGV do
     local key = prefix .. id
     if owns(stream, group, key, entry, taken) then
       if msg ~= '' then redis.call('HSET', key, 'msg', msg) end
-      write(key, i + 5, n)
+      write(key, i + 6, n)
       if delay > 0 then
         redis.call('HSET', key, 'state', '4', 'sid', '')
         redis.call('ZADD', retry, string.format('%.6f', now + delay / 1000), id)
@@ -31,8 +35,9 @@ while i <= #ARGV do
         redis.call('HSET', key, 'state', '1', 'sid', '')
         redis.call('XADD', stream, '*', 'task_id', id)
       end
+      if lock ~= '' then hold(lock, id, delay + (tonumber(redis.call('HGET', key, 'unique_ttl') or '') or 60000), prefix) end
     end
   end
-  i = i + 5 + 2 * n
+  i = i + 6 + 2 * n
 end
 return lost

@@ -1,6 +1,11 @@
 -- Part of other scripts. A unique lock: a key with a TTL whose value is the id of the task that holds it.
 -- It is only ever lengthened, and released only for its holder.
 
+local function is_own(lock, prefix)
+  local own = string.sub(prefix, 1, -3) .. 'unique:'
+  return string.sub(lock, 1, #own) == own
+end
+
 -- The lock that a message names, nil for none. Read off its text, for no script parses one; a key that is not the
 -- queue's own is no lock: messages are anybody's. `prefix` is the task key prefix.
 local function lock_of(msg, prefix)
@@ -16,8 +21,7 @@ local function lock_of(msg, prefix)
     return string.char(224 + math.floor(code / 4096), 128 + math.floor(code / 64) % 64, low)
   end)
   lock = string.gsub(lock, '\\(.)', '%1')
-  local own = string.sub(prefix, 1, -3) .. 'unique:'
-  return string.sub(lock, 1, #own) == own and lock or nil
+  return is_own(lock, prefix) and lock or nil
 end
 
 local function unlock(lock, id)
@@ -25,7 +29,8 @@ local function unlock(lock, id)
 end
 
 -- The lock lives at least ms from now: taken if it is free, left alone if it is another's.
-local function hold(lock, id, ms)
+local function hold(lock, id, ms, prefix)
+  if not is_own(lock, prefix) then return end
   local holder = redis.pcall('GET', lock)
   if holder == id then
     local left = redis.call('PTTL', lock)
