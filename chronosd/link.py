@@ -7,6 +7,8 @@ Messages are dicts with a type ``t``::
 
     worker to supervisor   ready (kinds: what listed modules declare) | failed (code, error) | drained
     supervisor to worker   go | drain (timeout: seconds or null) | quiet | resume
+                           paused (queues: the names of all that are)
+                           offer (queues: by name how many tasks to ask for; only queues with limits)
                            lost (entries: [[queue name, entry id], ...])
                            stacks (entries: of which coroutines; none: of all): written to the stack file
 """

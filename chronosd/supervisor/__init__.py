@@ -34,6 +34,8 @@ obeyed and the watchdog fed whatever Redis does.
     stacks.py        Python stacks of a worker, also of a hung or dead one
     names.py         which task an entry is, for what is reported
     groundwork.py    queues, groups, the server's clock
+    pauses.py        which queues are paused
+    limits.py        looks for work in queues with limits
     lease.py         the heartbeat of every entry on the boards
     forwarder.py     moves due tasks into the streams
     recoverer.py     takes over what other hosts' dead left

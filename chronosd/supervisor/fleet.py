@@ -53,6 +53,8 @@ class Fleet:
         """Workers without a place any more: they drain, or have been killed."""
         self.gate_open = False
         self.is_quiet = False
+        self.paused: frozenset[str] = frozenset()
+        """Queues that nobody fetches from."""
         self.stopping = False
         self._tell_at = 0.0
         """When orders that found no room are tried again."""
@@ -186,6 +188,8 @@ class Fleet:
 
     def _let_through(self, worker: Worker) -> None:
         worker.has_begun = True
+        if self.paused:
+            worker.tell({"t": "paused", "queues": sorted(self.paused)})
         if worker.link.send({"t": "go"}):
             worker.phase = Phase.RUNNING
             if self.is_quiet:
@@ -281,6 +285,13 @@ class Fleet:
         for worker in self:
             if worker.phase is Phase.RUNNING:
                 worker.tell({"t": "quiet" if is_quiet else "resume"})
+
+    def pause(self, queues: frozenset[str]) -> None:
+        """From now on these queues are paused, and no others; those still to come are told as well."""
+        self.paused = queues
+        for worker in self:
+            if worker.phase is Phase.RUNNING:
+                worker.tell({"t": "paused", "queues": sorted(queues)})
 
     # -- size -------------------------------------------------------------------------------------
 

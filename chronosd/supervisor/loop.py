@@ -154,7 +154,7 @@ class Supervisor:
         """Opens the gate when every worker is ready and the groups exist; gives up when time is up."""
         if self._is_ready or self._stop_by is not None:
             return
-        if self.fleet.all_ready and self.rounds.is_laid:
+        if self.fleet.all_ready and self.rounds.may_fetch:
             self._is_ready = True
             self.fleet.open_gate()
             self._notifier.ready(self.status.line())

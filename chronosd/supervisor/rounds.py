@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from chronosd.broker.keys import Namespace, QueueKeys
+from chronosd.broker.limit import Limit
 from chronosd.broker.settle import Fate, Policy
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError
@@ -21,7 +22,9 @@ from chronosd.supervisor.incarnation import Incarnation
 from chronosd.supervisor.inheritance import Inheritance
 from chronosd.supervisor.janitor import Janitor
 from chronosd.supervisor.lease import Lease
+from chronosd.supervisor.limits import Limits
 from chronosd.supervisor.names import Names
+from chronosd.supervisor.pauses import Pauses
 from chronosd.supervisor.process import Exit
 from chronosd.supervisor.recoverer import Grace, Recoverer
 from chronosd.supervisor.recovery import Recovery
@@ -59,11 +62,13 @@ class Rounds:
         self._recovery = Recovery(self._namespace, config.recover_min_idle, policy_of(config))
         self._inheritance = Inheritance(runtime, self._recovery, now)
         self._groundwork = Groundwork(self._namespace, self._keys(self._queues), self._grace)
+        self._pauses = Pauses(self._namespace, self._queues, fleet.pause)
         self._lease = Lease(self._namespace, lambda: fleet, config.heartbeat_interval, self._grace)
         self._burst: Burst | None = None
         self._is_burst = is_burst
         self._recovery_step = Step(self._recovery, now=now)
         self._groundwork_step = Step(self._groundwork, now=now)
+        self._pauses_step = Step(self._pauses, now=now)
         self._lease_step = Step(self._lease, now=now)
         self.names = Names(self._namespace)
         self._names_step = Step(self.names, now=float("inf"))
@@ -75,6 +80,7 @@ class Rounds:
             self._recovery_step,
             self._lease_step,
             self._groundwork_step,
+            self._pauses_step,
             self._names_step,
             *self._configured_steps,
         ]
@@ -95,15 +101,17 @@ class Rounds:
             grace=self._grace,
             own_entries=self._own_entries,
         )
+        limits = {queue: given for queue in queues if (given := Limit.of(config.queues[queue.name]))}
         work: list[Work] = [
             Forwarder(queues, config.forward_interval),
+            Limits(limits, lambda: self._fleet, lambda: self._pauses.paused),
             Strays(self._namespace, lambda: self._fleet, config.heartbeat_interval),
             recoverer,
             Janitor(queues, config.janitor),
             Announcer(self._namespace, self._incarnation.name, config.recover_min_idle),
         ]
         if self._is_burst:
-            self._burst = Burst(queues)
+            self._burst = Burst(queues, lambda: self._pauses.paused)
             work.append(self._burst)
         return work
 
@@ -113,11 +121,14 @@ class Rounds:
         """Looks after the queues of a configuration to come as well as those served now."""
         names = dict.fromkeys((*self._queues, *config.queues))
         self._groundwork.look_after(self._keys(names))
+        self._pauses.look_after(names)
         self._groundwork_step.poke(now)
+        self._pauses_step.poke(now)
 
     def is_prepared(self, config: Config) -> bool:
-        """Whether every queue that is new in it has its group."""
-        return all(name in self._groundwork.laid for name in config.queues if name not in self._queues)
+        """Whether every queue that is new in it has its group, and is known to be paused or not."""
+        ready = self._groundwork.laid & self._pauses.known
+        return all(name in ready for name in config.queues if name not in self._queues)
 
     def preparation_trouble(self, config: Config) -> str:
         """Why a new queue does not get its group, if Redis says so."""
@@ -131,12 +142,14 @@ class Rounds:
     def forget_preparation(self) -> None:
         """The configuration does not come after all."""
         self._groundwork.look_after(self._keys(self._queues))
+        self._pauses.look_after(self._queues)
 
     def apply(self, config: Config, now: float) -> None:
         """From now on this configuration is in effect: its queues, intervals and limits."""
         self._queues = tuple(config.queues)
         self._served.update(self._queues)
         self._groundwork.look_after(self._keys(self._queues))
+        self._pauses.look_after(self._queues)
         self._grace.length_s = config.recover_min_idle
         self._recovery.tune(config.recover_min_idle, policy_of(config))
         self._lease.interval_s = config.heartbeat_interval
@@ -201,6 +214,11 @@ class Rounds:
     def is_laid(self) -> bool:
         """Whether the queues have had their groups: Redis can be used."""
         return self._groundwork.is_laid
+
+    @property
+    def may_fetch(self) -> bool:
+        """Whether the groundwork is laid, and it is known which queues are paused."""
+        return self.is_laid and self._pauses.known.issuperset(self._queues)
 
     @property
     def hindrance(self) -> str:
