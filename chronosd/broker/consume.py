@@ -224,7 +224,7 @@ def retry(queue: QueueKeys, runs: Sequence[Again], *, taken: bool = True) -> Com
         lock = run.message.unique_key if run.message else ""
         delay_ms = max(round(run.delay_s * 1000), 1) if run.delay_s > 0 else 0
         args += (run.entry, run.task_id, lock, msg, delay_ms, len(run.fields), *_flat(run.fields))
-    return call(script("retry"), (queue.stream, queue.retry), args, _lost)
+    return call(script("retry"), (queue.stream, queue.retry, queue.archived), args, _lost)
 
 
 def archive(queue: QueueKeys, runs: Sequence[Dead], *, taken: bool = True) -> Command[Lost]:
@@ -252,7 +252,7 @@ def release(queue: QueueKeys, runs: Iterable[tuple[bytes, str]], *, counted_in: 
     args: list[Any] = [GROUP, queue.task_prefix, counted_in]
     for run in runs:
         args += run
-    return call(script("release"), (queue.stream,), args, _lost)
+    return call(script("release"), (queue.stream, queue.archived), args, _lost)
 
 
 def mark_running(queue: QueueKeys, runs: Iterable[tuple[bytes, str]]) -> Command[int]:

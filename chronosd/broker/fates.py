@@ -25,6 +25,8 @@ class Fate(Enum):
     """It was fetched and not started, or finished in a way only its worker knew: it runs again, free."""
     RESTORE = "restore"
     """As RETURN, after a death that the supervisor caused: not even counted."""
+    CANCEL = "cancel"
+    """Its run was cancelled: it does not run again."""
 
 
 class Row(NamedTuple):
@@ -41,6 +43,8 @@ class Row(NamedTuple):
     crashes: bytes | None
     evidence: bytes | None
     returned: bytes | None
+    cancel: bytes | None = None
+    """The entry whose run was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ queue share a cluster slot):
 ``P:{Q}:retry``             zset    waiting for another attempt; score = due, unix seconds
 ``P:{Q}:archived``          zset    dead letters; score = died at, unix seconds
 ``P:{Q}:completed``         zset    kept successes; score = expiry, unix seconds
-``P:{Q}:cancelled``         zset    marks of running tasks, see lua/cancel.lua; score = marked at, unix seconds
+``P:{Q}:cancelled``         zset    marks of cancelled runs, see lua/cancel.lua; score = unix seconds
 ``P:{Q}:unique:<k>:<sha>``  string  id of the task that holds the lock, with a TTL
 ``P:{Q}:group:<g>``         set     members of an open group that have not succeeded, with a TTL
 ``P:{Q}:groupresult:<g>``   hash    member's index -> base64 of its result, with a TTL

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from chronosd.broker.cancel import CANCELLED
 from chronosd.broker.commands import BATCH, REPLY_BYTES, Command, Steps, call, script, text
 from chronosd.broker.consume import (
     Again,
@@ -73,8 +74,8 @@ def look(queue: QueueKeys, entries: Sequence[bytes]) -> Command[list[Row]]:
 
 def _rows(reply: Any) -> list[Row]:
     rows = []
-    for i in range(0, len(reply), 9):
-        entry, task_id, msg, *rest = reply[i : i + 9]
+    for i in range(0, len(reply), 10):
+        entry, task_id, msg, *rest = reply[i : i + 10]
         if task_id is None:
             rows.append(Row(entry, None, msg, *rest))
         else:
@@ -130,7 +131,7 @@ def execute(
         (queue, row)
         for queue, rows in judged
         for row, fate in rows
-        if row.msg == 0 and fate in (Fate.CHARGE, Fate.ACKNOWLEDGE) and row.task_id
+        if row.msg == 0 and fate in (Fate.CHARGE, Fate.ACKNOWLEDGE, Fate.CANCEL) and row.task_id
     ]
     bodies: dict[tuple[str, bytes], Any] = {}  # two queues may have equal entries
     for queue, row in long:  # one at a time: each may be as large as Redis allows
@@ -165,7 +166,9 @@ def execute(
 
 
 def _due_fate(row: Row, fate: Fate) -> Fate:
-    """Its fate, unless it was handed back so often that it has to be charged."""
+    """Its fate, unless it was cancelled, or handed back so often that it has to be charged."""
+    if row.cancel == row.entry and fate is not Fate.ACKNOWLEDGE:
+        return Fate.CANCEL
     return Fate.CHARGE if fate is Fate.RETURN and _often_returned(row) else fate
 
 
@@ -211,6 +214,14 @@ def _decide(
     if fate is Fate.ACKNOWLEDGE:
         moves.done.append(Done(row.entry, row.task_id, message.unique_key))
         summary.acknowledged += 1
+        return
+    if fate is Fate.CANCEL:
+        if message.no_archive:
+            moves.done.append(Done(row.entry, row.task_id, message.unique_key))
+            summary.discarded += 1
+        else:
+            moves.dead.append(Dead(row.entry, row.task_id, replace(message, last_err=CANCELLED)))
+            _archived(row.task_id, summary)
         return
     _charge(row, message, death, policy, moves, summary)
 

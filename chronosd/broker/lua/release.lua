@@ -1,10 +1,14 @@
 -- Purpose  Hands back tasks that were fetched and not started: ready again at once, nothing charged.
--- KEYS     1 stream (stream)
+-- KEYS     1 stream (stream)  2 archived (zset, score = died at, unix seconds)
 -- ARGV     1 group  2 task key prefix  3 field to count the return in ('' = not counted)
 --          then per task: entry, id
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
+-- Note     A task whose run was cancelled is ended instead (see ending.lua).
 --#include owns
+--#include unique
+--#include ending
 local stream, group, prefix, counter = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local now = redis.call('TIME')[1]
 local lost = {}
 
 for i = 4, #ARGV, 2 do
@@ -14,7 +18,7 @@ for i = 4, #ARGV, 2 do
   else
     redis.call('XDEL', stream, entry)
     local key = prefix .. id
-    if owns(stream, group, key, entry, false) then
+    if owns(stream, group, key, entry, false) and not end_if_cancelled(prefix, id, entry, KEYS[2], now) then
       if counter ~= '' then redis.pcall('HINCRBY', key, counter, 1) end
       redis.call('HSET', key, 'state', '1', 'sid', '')
       redis.call('XADD', stream, '*', 'task_id', id)

@@ -1,14 +1,17 @@
 -- Purpose  Gives tasks another attempt: after a delay, or at once as new stream entries.
 -- KEYS     1 stream (stream)  2 retry (zset, score = due in unix seconds)
+--          3 archived (zset, score = died at, unix seconds)
 -- ARGV     1 group  2 task key prefix  3 '1' if fetch delivered them (see owns.lua), else ''
 --          then per task: entry, id, unique lock key ('' = none), msg ('' = unchanged), delay in milliseconds
 --          (0 = at once), n, and n times: hash field, value ('' = delete the field)
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
--- Note     A task that this run does not own any more is only acknowledged.
+-- Note     A task that this run does not own any more is only acknowledged; one whose run was cancelled is ended
+--          (see ending.lua).
 --          A lock lives at least its TTL from when the task is due again, a minute where nobody has noted it
 --          (chronos-go): a twin would run beside this task's next attempt.
 --#include owns
 --#include unique
+--#include ending
 --#include write
 local stream, retry, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
 redis.call('ZCARD', retry) -- raises, before anything is written, if that is no sorted set
@@ -25,7 +28,7 @@ while i <= #ARGV do
   else
     redis.call('XDEL', stream, entry)
     local key = prefix .. id
-    if owns(stream, group, key, entry, taken) then
+    if owns(stream, group, key, entry, taken) and not end_if_cancelled(prefix, id, entry, KEYS[3], now) then
       if msg ~= '' then redis.call('HSET', key, 'msg', msg) end
       write(key, i + 6, n)
       if delay > 0 then

@@ -2,7 +2,7 @@
 local function rows(stream, prefix, entries, budget)
   local out, n = {}, 0
   for _, entry in ipairs(entries) do
-    local id, task = false, { false, false, false, false, false, false, false }
+    local id, task = false, { false, false, false, false, false, false, false, false }
     local found = redis.call('XRANGE', stream, entry, entry)[1]
     if found then
       id = ''
@@ -12,7 +12,9 @@ local function rows(stream, prefix, entries, budget)
       if id == '' then task[1] = string.sub(table.concat(found[2], ' '), 1, 65536) end
     end
     if id and id ~= '' then
-      local read = redis.pcall('HMGET', prefix .. id, 'msg', 'state', 'sid', 'run', 'crashes', 'evidence', 'returned')
+      local read = redis.pcall(
+        'HMGET', prefix .. id, 'msg', 'state', 'sid', 'run', 'crashes', 'evidence', 'returned', 'cancel'
+      )
       if not read.err then task = read end
     end
     if task[1] then
@@ -20,8 +22,8 @@ local function rows(stream, prefix, entries, budget)
       if budget < 0 and n > 0 then task[1] = 0 end
     end
     out[n + 1], out[n + 2] = entry, id
-    for f = 1, 7 do out[n + 2 + f] = task[f] end
-    n = n + 9
+    for f = 1, 8 do out[n + 2 + f] = task[f] end
+    n = n + 10
   end
   return out
 end

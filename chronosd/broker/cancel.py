@@ -1,0 +1,73 @@
+"""Cancelling: a task that waits is taken away, one that runs is marked and then ended by its worker.
+
+The mark stands in the hash of the task and names the stream entry of its run. Whatever would run the
+task again honours it in its own script: a retry, a hand-back, the settlement of a dead worker, a recovery.
+So it holds also where the worker, its supervisor or its host dies before it could act. A second place, the
+queue's ``cancelled`` set, is how a supervisor learns of marks without looking at every task.
+
+What becomes of a cancelled task: one that waited is deleted, for nothing of it has happened; one that ran
+has perhaps done half its work, so it is archived with the error ``cancelled`` (deleted if it asked for no
+dead letter), and can be run again by an operator. A run that ends well before it could be stopped has
+succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from chronosd.broker.commands import BATCH, Command, call, script, text
+from chronosd.broker.keys import GROUP, QueueKeys
+
+CANCELLED = "cancelled"
+"""The error of a task that was cancelled while it ran."""
+
+_DEPTH = 1000
+
+
+class Cancellation(Enum):
+    """What a cancellation found, and did."""
+
+    REMOVED = "removed"
+    """It waited; it is deleted and its lock released."""
+    MARKED = "marked"
+    """It runs; its worker is told within about a second, and it will not run again."""
+    FOREIGN = "foreign"
+    """It runs on a chronos-go server, which knows no cancellation; nothing was changed."""
+    ENDED = "ended"
+    """It has succeeded or failed for good; nothing was changed."""
+    ABSENT = "absent"
+    """There is no such task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A running task that was cancelled."""
+
+    entry: str
+    consumer: str
+    """Who has it."""
+    force: bool
+    """Its worker may be killed for it."""
+    task_id: str
+
+
+def cancel(queue: QueueKeys, task_id: str, *, force: bool = False) -> Command[Cancellation]:
+    """Cancels one task. A repeat does no harm; one with ``force`` adds it to an earlier mark."""
+    keys = (queue.stream, queue.scheduled, queue.retry, queue.task(task_id), queue.cancelled)
+    args: list[Any] = [GROUP, task_id, "1" if force else "0", queue.task_prefix, _DEPTH]
+    return call(script("cancel"), keys, args, lambda word: Cancellation(text(word)))
+
+
+def cancelled(queue: QueueKeys) -> Command[list[Mark]]:
+    """The running tasks of a queue that were cancelled, up to a batch, and who has them."""
+
+    def parse(rows: Sequence[Any]) -> list[Mark]:
+        words = [text(word) for word in rows]
+        return [
+            Mark(words[i], words[i + 1], words[i + 2] == "1", words[i + 3]) for i in range(0, len(words), 4)
+        ]
+
+    return call(script("cancelled"), (queue.stream, queue.cancelled), [GROUP, BATCH], parse)

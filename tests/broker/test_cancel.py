@@ -1,0 +1,211 @@
+"""Cancelling: what waits is taken away, what runs is marked, and no way leads back to another run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chronosd.broker import consume, settle
+from chronosd.broker.cancel import Cancellation, Mark, cancel, cancelled
+from chronosd.broker.consume import Again, Done
+from chronosd.broker.fates import Death, Fate, Policy
+from chronosd.broker.recover import recover
+from chronosd.states import State
+from tests.support.bench import Bench
+
+POLICY = Policy(3, lambda kind, retried: 60.0)
+DEATH = Death("worker killed by signal 9", "c1")
+
+
+def cancels(bench: Bench, task_id: str = "a", *, force: bool = False) -> Cancellation:
+    return bench.run(cancel(bench.queue, task_id, force=force))
+
+
+def lock(bench: Bench, task_id: str = "a") -> str:
+    key = bench.queue.unique("mail:send", "0" * 64)
+    bench.redis.set(key, task_id, px=60_000)
+    return key
+
+
+@pytest.mark.parametrize("delay_ms", [0, 60_000])
+def test_a_task_that_waits_is_deleted_and_its_lock_released(bench: Bench, delay_ms: int) -> None:
+    bench.group()
+    key = lock(bench)
+    bench.add("a", delay_ms=delay_ms, unique_key=key)
+    bench.add("b")
+    assert cancels(bench) is Cancellation.REMOVED
+    assert bench.hash("a") == {}
+    assert not bench.redis.exists(key)
+    assert [run.task_id for run in bench.fetch()] == ["b"]
+    assert cancels(bench) is Cancellation.ABSENT
+    bench.look().check()
+
+
+def test_a_task_that_waits_for_its_next_attempt_is_deleted(bench: Bench) -> None:
+    run = bench.take("a")
+    bench.run(consume.retry(bench.queue, [Again(run.entry, "a", bench.message("a"), 60)]))
+    assert cancels(bench) is Cancellation.REMOVED
+    assert bench.look().places("a") == []
+    assert bench.hash("a") == {}
+
+
+def test_the_entry_of_one_that_waits_far_behind_is_left_for_a_fetch_to_drop(bench: Bench) -> None:
+    bench.group()
+    bench.add(*(f"t{i}" for i in range(1200)))
+    assert cancels(bench, "t1199") is Cancellation.REMOVED
+    for _ in range(3):
+        delivery = bench.deliver(count=500)
+        bench.done(*delivery.tasks)
+    assert delivery.gone == ["t1199"]
+
+
+@pytest.mark.parametrize("state", ["completed", "archived"])
+def test_what_has_ended_is_left_alone(bench: Bench, state: str) -> None:
+    run = bench.take("a", retention=60)
+    if state == "completed":
+        bench.run(consume.retain(bench.queue, [consume.Kept(run.entry, bench.message("a", retention=60))]))
+    else:
+        bench.run(consume.archive(bench.queue, [consume.Dead(run.entry, "a", bench.message("a"))]))
+    before = bench.hash("a")
+    assert cancels(bench) is Cancellation.ENDED
+    assert bench.hash("a") == before
+
+
+def test_a_run_of_chronos_go_cannot_be_cancelled(bench: Bench) -> None:
+    bench.add("a")
+    bench.group()
+    bench.block("go")
+    bench.redis.hset(bench.queue.task("a"), "state", 2)
+    before = bench.hash("a")
+    assert cancels(bench) is Cancellation.FOREIGN
+    assert bench.hash("a") == before
+
+
+def test_a_mark_names_the_run_and_is_forgotten_with_it(bench: Bench) -> None:
+    run = bench.take("a")
+    entry = run.entry.decode()
+    assert bench.run(cancelled(bench.queue)) == []
+    assert cancels(bench) is Cancellation.MARKED
+    assert cancels(bench) is Cancellation.MARKED
+    assert bench.run(cancelled(bench.queue)) == [Mark(entry, "c1", False, "a")]
+    assert cancels(bench, force=True) is Cancellation.MARKED
+    assert bench.run(cancelled(bench.queue)) == [Mark(entry, "c1", True, "a")]
+    assert bench.hash("a")["cancel"] == entry
+    bench.run(consume.complete(bench.queue, [Done(run.entry, "a")]))
+    assert bench.run(cancelled(bench.queue)) == []
+    assert not bench.redis.exists(bench.queue.cancelled)
+
+
+Ends = Callable[[Bench, Any], None]
+
+
+def fails(bench: Bench, run: Any) -> None:
+    assert bench.run(consume.retry(bench.queue, [Again(run.entry, "a", bench.message("a"), 60)])) == []
+
+
+def fails_at_once(bench: Bench, run: Any) -> None:
+    assert bench.run(consume.retry(bench.queue, [Again(run.entry, "a", bench.message("a"), 0)])) == []
+
+
+def is_handed_back(bench: Bench, run: Any) -> None:
+    assert bench.run(consume.release(bench.queue, [(run.entry, "a")])) == []
+
+
+def dies_running(bench: Bench, run: Any) -> None:
+    settled(bench, {("q", run.entry.decode()): Fate.CHARGE})
+
+
+def dies_unstarted(bench: Bench, run: Any) -> None:
+    settled(bench, {})
+
+
+def is_stopped(bench: Bench, run: Any) -> None:
+    settled(bench, {("q", run.entry.decode()): Fate.RESTORE})
+
+
+def is_lost(bench: Bench, run: Any) -> None:
+    bench.run(consume.mark_running(bench.queue, [(run.entry, "a")]))
+    found = bench.runner.drive(recover(bench.queue, "rec", 0, "0-0", {}, POLICY))
+    assert found.settled.archived + found.settled.discarded == 1
+
+
+def settled(bench: Bench, fates: dict[tuple[str, str], Fate]) -> None:
+    found = bench.runner.drive(settle.settle({"q": bench.queue}, "c1", fates, Fate.RETURN, DEATH, POLICY))
+    assert (found.archived + found.discarded, found.retried, found.returned) == (1, 0, 0)
+
+
+every_end = pytest.mark.parametrize(
+    "end",
+    [fails, fails_at_once, is_handed_back, dies_running, dies_unstarted, is_stopped, is_lost],
+    ids=lambda end: end.__name__,
+)
+
+
+@every_end
+def test_a_cancelled_run_is_the_last_one_whatever_ends_it(bench: Bench, end: Ends) -> None:
+    key = lock(bench)
+    run = bench.take("a", unique_key=key)
+    cancels(bench)
+    end(bench, run)
+    assert bench.look().places("a") == [State.ARCHIVED]
+    stored = bench.hash("a")
+    assert "cancelled" in (stored.get("error"), bench.stored("a").last_err)
+    assert not bench.redis.exists(key)
+    assert bench.fetch() == []
+    assert bench.run(cancelled(bench.queue)) == []
+    bench.look().check()
+
+
+@every_end
+def test_one_that_asked_for_no_dead_letter_is_gone(bench: Bench, end: Ends) -> None:
+    run = bench.take("a", no_archive=True)
+    cancels(bench)
+    end(bench, run)
+    assert bench.hash("a") == {}
+    bench.look().check()
+
+
+@every_end
+def test_a_mark_of_an_earlier_run_is_none(bench: Bench, end: Ends) -> None:
+    """An operator runs the task again, or chronos-go stores another under its id: the mark stays."""
+    run = bench.take("a")
+    cancels(bench)
+    bench.redis.hset(bench.queue.task("a"), "cancel", "1-1")
+    if end is is_lost:
+        bench.run(consume.mark_running(bench.queue, [(run.entry, "a")]))
+        assert bench.runner.drive(recover(bench.queue, "rec", 0, "0-0", {}, POLICY)).settled.retried == 1
+    elif end in (fails, fails_at_once, is_handed_back):
+        end(bench, run)
+    else:
+        fate = Fate.CHARGE if end is dies_running else Fate.RETURN
+        fates = {("q", run.entry.decode()): fate}
+        bench.runner.drive(settle.settle({"q": bench.queue}, "c1", fates, Fate.RETURN, DEATH, POLICY))
+    assert State.ARCHIVED not in bench.look().places("a")
+    assert "error" not in bench.hash("a")
+
+
+def test_a_success_before_the_worker_was_told_stands(bench: Bench) -> None:
+    run = bench.take("a")
+    cancels(bench)
+    found = bench.runner.drive(
+        settle.settle(
+            {"q": bench.queue},
+            "c1",
+            {("q", run.entry.decode()): Fate.ACKNOWLEDGE},
+            Fate.RETURN,
+            DEATH,
+            POLICY,
+        )
+    )
+    assert found.acknowledged == 1
+    assert bench.hash("a") == {}
+
+
+def test_a_cancelled_task_is_not_lost_where_the_dead_letters_are_no_set(bench: Bench) -> None:
+    run = bench.take("a")
+    cancels(bench)
+    bench.redis.set(bench.queue.archived, "x")
+    is_handed_back(bench, run)
+    assert [again.task_id for again in bench.fetch()] == ["a"]
