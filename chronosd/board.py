@@ -130,6 +130,7 @@ class Board:
         "capacity",
         "cells",
         "consumer",
+        "entry_ms_at",
         "path",
         "queues",
         "tally_at",
@@ -146,6 +147,8 @@ class Board:
             self.queues: tuple[str, ...] = tuple(meta["queues"])
             self.tally_at: int = self.cells[Cell.TALLY_AT]
             self.tally_cells: int = self.cells[Cell.TALLY_CELLS]
+            self.entry_ms_at = self._slots_at + _ENTRY_MS
+            """Cell that says when the first slot's task became ready: unix ms by the server's clock."""
         except (ValueError, KeyError, TypeError):
             self.close()
             raise ValueError(f"{path}: not a board") from None
@@ -236,10 +239,6 @@ class Board:
     def finish(self, slot: int, counter: int = 0) -> None:
         """It ended with any other outcome."""
         self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 4 | counter << 8
-
-    def ready_ms(self, slot: int) -> int:
-        """When its task became ready: unix milliseconds by the server's clock."""
-        return self.cells[self._slots_at + slot * SLOT_CELLS + _ENTRY_MS]
 
     def free(self, slot: int) -> None:
         """The reply to its completion has arrived."""

@@ -19,7 +19,7 @@ OTHER = "other"
 """The kind under which everything counts that has no place of its own."""
 
 
-class Outcome(IntEnum):
+class End(IntEnum):
     """How an attempt ended, once Redis has it; the values are places on the board."""
 
     SUCCEEDED = 0
@@ -45,7 +45,7 @@ class Outcome(IntEnum):
         return self.name.lower()
 
 
-OUTCOMES = len(Outcome)
+OUTCOMES = len(End)
 
 BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of the buckets of every histogram, in seconds; one more bucket has no bound."""

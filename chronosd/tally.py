@@ -13,8 +13,8 @@ Layout of the board's tally, in 64-bit cells::
 
 The first rows are the queues' rows for other kinds. Each further pair of queue and kind gets a row when it is
 first met, as long as there are any; then it is counted among the others. A histogram is its buckets and the
-sum of all that was observed, in microseconds: nanoseconds of a few million tasks that waited for an hour would
-not fit.
+sum of all that was observed, in microseconds: nanoseconds of some million tasks that waited an hour would not
+fit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from chronosd.board import Board, Cell
-from chronosd.metrics import BOUNDS_S, BUCKETS, OTHER, OUTCOMES, Outcome
+from chronosd.board import SLOT_CELLS, Board, Cell
+from chronosd.metrics import BOUNDS_S, BUCKETS, OTHER, OUTCOMES, End
 
 _NAMES_CELLS = 1024
 _HISTOGRAM = BUCKETS + 1
@@ -39,7 +39,7 @@ _FIRST_NS = _BOUNDS_NS[0]
 _LONGEST_NS = 30 * 86400 * 10**9
 """Longer waits (entries added by hand, with an id of 1970) count as this one."""
 _SERVER_CLOCK = int(Cell.SERVER_CLOCK)
-_LOST = int(Outcome.LOST)
+_LOST = int(End.LOST)
 
 Pair = tuple[str, str]
 """Queue and kind."""
@@ -58,11 +58,12 @@ class Tally:
         kinds: those that have a handler.
     """
 
-    __slots__ = ("_board", "_cells", "_kinds", "_latency_at", "_next", "_rows", "_rows_end")
+    __slots__ = ("_board", "_cells", "_kinds", "_latency_at", "_next", "_ready_at", "_rows", "_rows_end")
 
     def __init__(self, board: Board, kinds: Collection[str]) -> None:
         self._board = board
         self._cells = board.cells
+        self._ready_at = board.entry_ms_at
         queues = len(board.queues)
         self._latency_at, rows_at = _places(board)
         self._rows_end = rows_at + (queues + _MORE_ROWS) * _ROW
@@ -94,7 +95,7 @@ class Tally:
         cells[at] += 1
         clock = cells[_SERVER_CLOCK]
         if clock:
-            waited = started_ns + clock - self._board.ready_ms(slot) * 1_000_000
+            waited = started_ns + clock - cells[self._ready_at + slot * SLOT_CELLS] * 1_000_000
             at = self._latency_at + queue * _HISTOGRAM
             if waited > 0:  # else the clocks are not that exact
                 if waited > _LONGEST_NS:
@@ -109,11 +110,10 @@ class Tally:
         """Redis has the end of a task."""
         self._cells[counter] += 1
 
-    def count_lost(self, counter: int) -> None:
-        """The task was somebody else's by then: whatever the outcome, nothing came of it."""
+    def lost(self, counter: int) -> int:
+        """The counter to use instead if the task was somebody else's by then: nothing came of its end."""
         _, rows_at = _places(self._board)
-        row = rows_at + (counter - rows_at) // _ROW * _ROW
-        self._cells[row + _COUNTS + _LOST] += 1
+        return rows_at + (counter - rows_at) // _ROW * _ROW + _COUNTS + _LOST
 
     def _find(self, queue: int, kind: str) -> int:
         rows, cells = self._rows[queue], self._cells
@@ -171,7 +171,7 @@ class Reading:
     """A tally at one moment."""
 
     outcomes: dict[Pair, list[int]] = field(default_factory=dict)
-    """By `Outcome`."""
+    """By `End`."""
     durations: dict[Pair, Histogram] = field(default_factory=dict)
     latencies: dict[str, Histogram] = field(default_factory=dict)
     """By queue."""
@@ -200,7 +200,7 @@ def read(board: Board) -> Reading:
     return reading
 
 
-def end_of(board: Board, counter: int) -> tuple[str, Outcome] | None:
+def end_of(board: Board, counter: int) -> tuple[str, End] | None:
     """The kind and the outcome that a counter is for; None if it is none."""
     if not _has_tally(board):
         return None
@@ -210,7 +210,7 @@ def end_of(board: Board, counter: int) -> tuple[str, Outcome] | None:
     if not (rows_at <= at < _rows_end(board) and _COUNTS <= column < _DURATION):
         return None
     pair = _pair(board, at, _read_names(board))
-    return None if pair is None else (pair[1], Outcome(column - _COUNTS))
+    return None if pair is None else (pair[1], End(column - _COUNTS))
 
 
 def _has_tally(board: Board) -> bool:

@@ -15,6 +15,7 @@ from chronosd.supervisor.descriptors import Descriptors
 from chronosd.supervisor.incarnation import Incarnation
 from chronosd.supervisor.stacks import Stacks
 from chronosd.supervisor.worker import Worker
+from chronosd.tally import cells_needed
 
 log = get_logger("chronosd.supervisor")
 
@@ -65,6 +66,7 @@ class Spawner:
                 board_capacity(config),
                 consumer=consumer,
                 queues=tuple(config.queues),
+                tally_cells=cells_needed(len(config.queues)),
             )
             undo.callback(board.unlink)
             undo.callback(board.close)

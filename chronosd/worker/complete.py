@@ -10,8 +10,12 @@ from typing import Any
 from chronosd.broker import consume
 from chronosd.broker.commands import BATCH, Command
 from chronosd.broker.consume import Again, Dead, Done, Kept
-from chronosd.broker.keys import Field, QueueKeys
+from chronosd.broker.dead_letter import DeadLetters
+from chronosd.broker.keys import DEFAULT_NAMESPACE, Field, Namespace, QueueKeys
 from chronosd.broker.message import Message
+from chronosd.broker.workflow import follow_ups, without_chain
+from chronosd.errors import InvalidTask, MessageError
+from chronosd.metrics import End
 from chronosd.outcome import Failed, Outcome, Postponed, Rejected, Succeeded
 from chronosd.retry import backoff
 
@@ -25,18 +29,31 @@ Move = Done | Kept | Again | Dead
 
 
 def conclude(
-    entry: bytes, message: Message, outcome: Outcome, base_s: float, cap_s: float, free_starts: int = 0
+    entry: bytes,
+    message: Message,
+    outcome: Outcome,
+    base_s: float,
+    cap_s: float,
+    free_starts: int = 0,
+    namespace: str = DEFAULT_NAMESPACE,
 ) -> Move:
     """The move that an outcome asks for.
 
-    ``base_s`` and ``cap_s`` bound the backoff of its kind; ``free_starts`` counts earlier uncharged starts.
+    ``base_s`` and ``cap_s`` bound the backoff of its kind; ``free_starts`` counts earlier uncharged starts;
+    ``namespace`` is where what follows it goes.
     """
     match outcome:
         case Succeeded(result):
-            if message.retention <= 0:
+            if message.retention <= 0 and not message.workflow:
                 return Done(entry, message.id, message.unique_key)
-            kept = replace(message, completed_at=int(time.time()), result=result, last_err="")
-            return Kept(entry, kept)
+            try:
+                follow = follow_ups(Namespace(namespace), message, result) if message.workflow else ()
+            except (MessageError, InvalidTask) as error:
+                return _bury(entry, message, f"what follows it cannot be enqueued: {error}")
+            workflow = without_chain(message)
+            now = int(time.time())
+            kept = replace(message, completed_at=now, result=result, last_err="", workflow=workflow)
+            return Kept(entry, kept, follow)
         case Failed(error):
             return _charge(entry, message, error, None, base_s, cap_s)
         case Postponed(delay_s, charge, error):
@@ -46,6 +63,13 @@ def conclude(
             return Again(entry, message.id, replace(message, last_err=error), delay_s, fields)
         case Rejected(error):
             return _bury(entry, message, error)
+
+
+def counted_as(outcome: Outcome, move: Move) -> End:
+    """What a run that did not succeed counts as."""
+    if isinstance(move, Again):
+        return End.POSTPONED if isinstance(outcome, Postponed) and not outcome.charge else End.RETRIED
+    return End.ARCHIVED if isinstance(move, Dead) else End.DISCARDED
 
 
 def put_off(entry: bytes, message: Message, why: str, unknown_since: float) -> Move:
@@ -90,6 +114,8 @@ class Outbox:
     index: int
     """The queue's place among the worker's queues."""
     queue: QueueKeys
+    dead_letters: DeadLetters | None = None
+    """What follows a dead letter."""
     done: list[Done] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     again: list[Again] = field(default_factory=list)
@@ -132,6 +158,8 @@ class Outbox:
                 )
         if self.dead:
             dead, self.dead = self.dead, []
+            if self.dead_letters is not None:
+                dead = [self.dead_letters.followed(one, queue) for one in dead]
             for lot in _parts(dead):
                 sendings.append(
                     Sending(self.index, queue.name, consume.archive(queue, lot), [d.entry for d in lot])
@@ -145,7 +173,9 @@ class Outbox:
         if self.buried:
             buried, self.buried = self.buried, []
             for entry, message in buried:
-                sendings.append(Sending(self.index, queue.name, consume.bury(queue, entry, message), [entry]))
+                follow = self.dead_letters.following(message, queue) if self.dead_letters is not None else ()
+                command = consume.bury(queue, entry, message, follow)
+                sendings.append(Sending(self.index, queue.name, command, [entry]))
         return sendings
 
     def entries(self) -> Iterable[bytes]:

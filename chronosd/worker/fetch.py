@@ -11,11 +11,13 @@ from chronosd.board import Board, Cell, WorkerState
 from chronosd.broker import consume
 from chronosd.broker.commands import BATCH, Command
 from chronosd.broker.consume import Delivery
+from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import Namespace
 from chronosd.broker.runner import AsyncRunner
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError, BrokerUnavailable, Trouble
 from chronosd.handlers import Registry
+from chronosd.tally import Tally
 from chronosd.worker.blocking import BLOCK_S, BlockingRead
 from chronosd.worker.complete import Sending
 from chronosd.worker.cycle import Ask, Composer, Cycle
@@ -58,7 +60,8 @@ class Fetcher:
         self._consumer = consumer
         self._cycle = cycle
         self._board = board
-        self._held = Held(board, [namespace.queue(name) for name in board.queues])
+        queues = [namespace.queue(name) for name in board.queues]
+        self._held = Held(board, queues, Tally(board, registry.handlers), DeadLetters.of(config))
         self._troubles = Troubles(board.queues)
         weights = [config.queues[name].weight for name in board.queues]
         self._picker = Picker(weights, strict=config.strict_priority)
@@ -148,6 +151,18 @@ class Fetcher:
                 self._starter.lose(run)
             elif key in self._intake.reading:
                 self._intake.stop(key)
+        self._held.wake.set()
+
+    def cancel(self, entries: list[tuple[str, str]]) -> None:
+        """Somebody has cancelled these tasks. Those that have ended meanwhile have ended."""
+        index = {queue.name: i for i, queue in enumerate(self._held.queues)}
+        for name, entry in entries:
+            key = (index.get(name, -1), entry.encode())
+            run = self._held.runs.get(key)
+            if run is not None and not run.dropped:
+                self._starter.cancel(run)
+            elif key in self._intake.reading:
+                self._held.release(key, self._intake.stop(key))  # which finds the mark, and ends it
         self._held.wake.set()
 
     @property
@@ -281,10 +296,11 @@ class Fetcher:
                 self._reconnect |= result.trouble is Trouble.RECONNECT
                 continue
             self._troubles.well(sending.index)
-            self._held.told(sending)
-            if isinstance(result, list) and result and not sending.resent:
-                self._board.cells[Cell.LEASES_LOST] += len(result)
-                _log.warning("leases lost", queue=sending.queue, entries=len(result))
+            lost: list[bytes] = result if isinstance(result, list) and not sending.resent else []
+            self._held.told(sending, lost)
+            if lost:
+                self._board.cells[Cell.LEASES_LOST] += len(lost)
+                _log.warning("leases lost", queue=sending.queue, entries=len(lost))
 
     def _take_in(self, asks: list[Ask], results: list[Any]) -> None:
         """Admits what a cycle fetched."""

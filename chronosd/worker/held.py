@@ -10,7 +10,10 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from chronosd.board import Board, Cell
+from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import QueueKeys
+from chronosd.metrics import End
+from chronosd.tally import Tally
 from chronosd.worker.complete import Outbox, Sending
 from chronosd.worker.run import Run
 
@@ -21,16 +24,25 @@ Key = tuple[int, bytes]
 class Held:
     """Queues are known by their index, as on the board."""
 
-    def __init__(self, board: Board, queues: Sequence[QueueKeys]) -> None:
+    def __init__(
+        self,
+        board: Board,
+        queues: Sequence[QueueKeys],
+        tally: Tally,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
         self.board = board
+        self.tally = tally
         self.queues = queues
-        self.outboxes = [Outbox(i, queue) for i, queue in enumerate(queues)]
+        self.outboxes = [Outbox(i, queue, dead_letters) for i, queue in enumerate(queues)]
         self.unsent: list[Sending] = []
         """Commands that have to be sent again."""
         self.runs: dict[Key, Run] = {}
         """Every run with a slot, until the reply to its end has arrived."""
         self.buffer: deque[Run] = deque()
         """Runs that wait to be started."""
+        self.unrun: dict[Key, int] = {}
+        """Entries without a run that end here: the cells of the tally in which that will be counted."""
         self.delivered: list[Key] = []
         """Entries that are ours, to be taken in by the next fetch."""
         self.free_slots = list(range(board.capacity - 1, -1, -1))
@@ -89,14 +101,27 @@ class Held:
                 sendings += box.take()
         return sendings
 
-    def told(self, sending: Sending) -> None:
-        """The reply to a command has arrived: its entries are off the board."""
-        pop, index, free = self.runs.pop, sending.index, self.free
+    def told(self, sending: Sending, lost: Collection[bytes] = ()) -> None:
+        """The reply to a command has arrived: its entries are counted, and off the board.
+
+        ``lost`` are those that were somebody else's by then.
+        """
+        pop, index, free, count = self.runs.pop, sending.index, self.free, self.tally.count
         for entry in sending.entries:
             run = pop((index, entry), None)
             if run is not None:
+                if run.counter:
+                    count(run.counter if entry not in lost else self.tally.lost(run.counter))
                 free(run.slot)
                 run.slot = -1
+            elif self.unrun:
+                counter = self.unrun.pop((index, entry), 0)
+                if counter:
+                    count(counter if entry not in lost else self.tally.lost(counter))
+
+    def end_unrun(self, key: Key, kind: str, end: End) -> None:
+        """An entry ends that never was a run here; counted when Redis has it."""
+        self.unrun[key] = self.tally.counter(key[0], kind, end)
 
     def ending(self) -> set[Key]:
         """Entries whose end is under way, or that are about to be taken in."""

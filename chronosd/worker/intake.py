@@ -16,7 +16,9 @@ from chronosd.broker.message import Message, decode
 from chronosd.broker.runner import AsyncRunner
 from chronosd.errors import BrokerError, MessageError
 from chronosd.handlers import Handler
-from chronosd.worker.complete import put_off
+from chronosd.metrics import OTHER, End
+from chronosd.outcome import Postponed
+from chronosd.worker.complete import counted_as, put_off
 from chronosd.worker.execute import hide
 from chronosd.worker.held import Held, Key
 from chronosd.worker.run import Run
@@ -74,6 +76,7 @@ class Intake:
         if not item.task_id:
             record = consume.undecodable(queue, item.entry, item.msg or b"")
             held.outboxes[index].buried.append((item.entry, record))
+            held.end_unrun((index, item.entry), record.kind, End.ARCHIVED)
             return
         key = (index, item.entry)
         if item.msg is None:
@@ -85,14 +88,14 @@ class Intake:
             self._bury(index, item, f"undecodable message: {error}")
             return
         if len(message.payload) > self._max_payload:
-            size = len(message.payload)
-            self._bury(index, item, f"the payload is {size} bytes long, max_payload is {self._max_payload}")
+            why = f"the payload is {len(message.payload)} bytes long, max_payload is {self._max_payload}"
+            self._bury(index, item, why, message.kind)
             return
         # Redis knows the task by its key and acknowledges on the queue's stream, whatever the text says.
         message.id, message.queue = item.task_id, queue.name
         handler = self._handlers.get(message.kind)
-        if handler is None or message.workflow:
-            self._put_off(index, message, item, handler)
+        if handler is None:
+            self._put_off(index, message, item)
             return
         now_ns = time.monotonic_ns()
         slot = held.claim(key, now_ns)
@@ -105,19 +108,21 @@ class Intake:
         held.runs[key] = run
         held.buffer.append(run)
 
-    def _bury(self, index: int, item: Fetched, why: str) -> None:
+    def _bury(self, index: int, item: Fetched, why: str, kind: str = "") -> None:
         """Dead-letters a task whose message is left as it is, for whoever wants to look at it."""
         held = self._held
-        held.outboxes[index].dead.append(Dead(item.entry, item.task_id, None, {Field.ERROR: why}))
+        dead = Dead(item.entry, item.task_id, None, {Field.ERROR: why}, kind=kind, crashes=item.crashes)
+        held.outboxes[index].dead.append(dead)
+        held.end_unrun((index, item.entry), OTHER, End.ARCHIVED)
         held.board.cells[Cell.ARCHIVED] += 1
         _log.error("task archived", task_id=item.task_id, queue=held.queues[index].name, error=why)
 
-    def _put_off(self, index: int, message: Message, item: Fetched, handler: Handler | None) -> None:
-        why = "chains and groups need a newer worker"
-        if handler is None:
-            why = f"no handler for kind {message.kind[:200]!r}"
+    def _put_off(self, index: int, message: Message, item: Fetched) -> None:
+        why = f"no handler for kind {message.kind[:200]!r}"
         move = put_off(item.entry, message, why, item.unknown_since)
         self._held.outboxes[index].add(move)
+        ended = counted_as(Postponed(0.0, False, why), move)
+        self._held.end_unrun((index, item.entry), message.kind, ended)
         facts = {"task_id": message.id, "queue": message.queue, "error": why}
         if isinstance(move, Dead):
             _log.error("task archived", **facts)

@@ -17,6 +17,8 @@ class Cancelled(Enum):
     TIMEOUT = "timeout"
     DRAIN = "drain"
     LOST = "lost"
+    REQUEST = "request"
+    """Somebody has cancelled the task."""
 
 
 class Run:
@@ -27,6 +29,7 @@ class Run:
         "cancelled",
         "checked_ns",
         "claimed_ns",
+        "counter",
         "crashes",
         "dropped",
         "entry",
@@ -62,6 +65,8 @@ class Run:
         self.claimed_ns = now_ns
         self.checked_ns = now_ns
         """When it was last known to be this worker's own."""
+        self.counter = 0
+        """Cell of the tally in which its end is counted once Redis has it; 0 while it has none."""
         self.started_ns = 0
         """When its handler was entered; 0 before."""
         self.task: Task[Any] | None = None

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from chronosd import log
 from chronosd.board import Cell
 from chronosd.broker.consume import Again, Dead, Done
+from chronosd.metrics import End
 from chronosd.outcome import Outcome, Succeeded
-from chronosd.worker.complete import Move, conclude
-from chronosd.worker.execute import Executor
+from chronosd.worker.complete import Move, conclude, counted_as
+from chronosd.worker.execute import CANCELLED, Executor
 from chronosd.worker.held import Held
 from chronosd.worker.run import Cancelled, Run
 
 _log = log.get_logger("chronosd.worker")
+_SUCCEEDED = int(End.SUCCEEDED)
 
 
 class Starter:
@@ -27,6 +30,7 @@ class Starter:
 
     def __init__(self, held: Held, *, concurrency: int, alone_from: int) -> None:
         self._held = held
+        self._namespace = held.queues[0].namespace
         self._concurrency = concurrency
         self._alone_from = alone_from
         self.executor: Executor
@@ -97,6 +101,9 @@ class Starter:
 
     def unstarted(self, run: Run) -> None:
         """A run whose handler was not entered after all: it may not be ours any more."""
+        if run.cancelled is Cancelled.REQUEST and not run.dropped:
+            self.finished(run, CANCELLED)
+            return
         held = self._held
         self.active -= 1
         if run.timer is not None:
@@ -117,34 +124,38 @@ class Starter:
         held = self._held
         self.active -= 1
         self._ended += 1
-        self._held_ns += time.monotonic_ns() - (run.started_ns or run.claimed_ns)
+        now_ns = time.monotonic_ns()
+        self._held_ns += now_ns - (run.started_ns or run.claimed_ns)
         if run is self.solo:
             self.solo = None
         held.wake.set()
         if run.dropped:
+            held.tally.count(held.tally.counter(run.queue, run.message.kind, End.LOST))
             self._forget(run)
         elif outcome is None:
             held.release((run.queue, run.entry), run.message.id)
         else:
             handler = run.handler
-            move = conclude(
-                run.entry, run.message, outcome, handler.retry_base, handler.retry_cap, run.free_starts
-            )
+            base_s, cap_s, namespace = handler.retry_base, handler.retry_cap, self._namespace
+            move = conclude(run.entry, run.message, outcome, base_s, cap_s, run.free_starts, namespace)
+            if run.crashes and isinstance(move, Dead):
+                move = replace(move, crashes=run.crashes)
             held.outboxes[run.queue].add(move)
-            self._report(run, outcome, move)
+            self._report(run, outcome, move, now_ns)
         if held.buffer:
             self.start()
 
-    def _report(self, run: Run, outcome: Outcome, move: Move) -> None:
+    def _report(self, run: Run, outcome: Outcome, move: Move, now_ns: int) -> None:
         board = self._held.board
         if isinstance(outcome, Succeeded):
             board.cells[Cell.SUCCEEDED] += 1
+            counter = self._tally(run, _SUCCEEDED, now_ns)
             if isinstance(move, Done):
-                board.succeed(run.slot)
+                board.succeed(run.slot, counter)
             else:
-                board.finish(run.slot)
+                board.finish(run.slot, counter)
             return
-        board.finish(run.slot)
+        board.finish(run.slot, self._tally(run, counted_as(outcome, move), now_ns))
         message = run.message
         facts: dict[str, Any] = {
             "task_id": message.id,
@@ -161,6 +172,23 @@ class Starter:
             _log.error("task archived", **facts)
         else:
             _log.error("task discarded", **facts)
+
+    def _tally(self, run: Run, end: int, now_ns: int) -> int:
+        tally, kind = self._held.tally, run.message.kind
+        if run.started_ns:
+            run.counter = tally.ended(run.queue, kind, end, run.slot, run.started_ns, now_ns)
+        else:  # its handler was not called
+            run.counter = tally.counter(run.queue, kind, end)
+        return run.counter
+
+    def cancel(self, run: Run) -> None:
+        """Somebody has cancelled the task: its handler is cancelled, or not entered."""
+        if run in self.executor.running:
+            self.executor.cancel(run, Cancelled.REQUEST)
+        elif run in self._held.buffer:
+            self._held.buffer.remove(run)
+            self.active += 1  # until it has ended, which is now
+            self.finished(run, CANCELLED)
 
     def lose(self, run: Run) -> None:
         """A run is somebody else's: it is cancelled or not started, and its result dropped."""

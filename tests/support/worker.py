@@ -35,6 +35,7 @@ from chronosd.broker.runner import SyncRunner
 from chronosd.config.load import load
 from chronosd.link import Link, WorkerSpec, board_capacity
 from chronosd.states import State
+from chronosd.tally import cells_needed
 from chronosd.worker import main
 from tests.support.daemon import ROOT
 from tests.support.ledger import VARIABLE, Ledger
@@ -118,6 +119,7 @@ class WorkerProcess:
             board_capacity(self.config),
             consumer=self.consumer,
             queues=list(self.config.queues),
+            tally_cells=cells_needed(len(self.config.queues)),
         )
         self.link, self._theirs = Link.pair()
 
