@@ -90,6 +90,10 @@ class Dead:
     """As it is to be stored; None (it cannot be decoded) leaves it as it is."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     follow: Sequence[Follow] = ()
+    kind: str = ""
+    """For what follows, where there is no message to tell it."""
+    crashes: int = 0
+    """How often a worker died while it ran this task."""
 
 
 Lost = list[bytes]
@@ -238,9 +242,10 @@ def archive(queue: QueueKeys, runs: Sequence[Dead], *, taken: bool = True) -> Co
     return call(script("archive"), (queue.stream, queue.archived), args, _lost)
 
 
-def bury(queue: QueueKeys, entry: bytes, message: Message) -> Command[str]:
+def bury(queue: QueueKeys, entry: bytes, message: Message, follow: Sequence[Follow] = ()) -> Command[str]:
     """Dead-letters an entry that names no task, as a record of its own: ``archived`` or ``lost``."""
     args = [GROUP, queue.task_prefix, entry, message.id, encode(message, State.ARCHIVED)]
+    args += follow_words(follow)
     return call(script("bury"), (queue.stream, queue.archived), args, text)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from chronosd.broker.dead_letter import DeadLetters
 from chronosd.errors import BrokerError
 
 MAX_RETURNS = 3
@@ -70,6 +71,8 @@ class Policy:
     max_crashes: int
     backoff: Callable[[str, int], float]
     """Seconds until the next attempt of a kind, given how many were charged."""
+    dead_letters: DeadLetters | None = None
+    """What follows a dead letter."""
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from chronosd.broker.consume import (
     retry,
     undecodable,
 )
+from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.fates import MAX_RETURNS, Death, Fate, Policy, Row, Settled
 from chronosd.broker.keys import GROUP, Field, QueueKeys
 from chronosd.broker.message import Message, decode
@@ -46,7 +47,9 @@ class _Moves:
     dead: list[Dead] = field(default_factory=list)
     buried: list[tuple[bytes, Message]] = field(default_factory=list)
 
-    def commands(self, queue: QueueKeys, *, taken: bool) -> list[Command[Any]]:
+    def commands(
+        self, queue: QueueKeys, dead_letters: DeadLetters | None, *, taken: bool
+    ) -> list[Command[Any]]:
         found: list[Command[Any]] = []
         if self.done:
             found.append(complete(queue, self.done, taken=taken))
@@ -57,8 +60,14 @@ class _Moves:
         if self.again:
             found.append(retry(queue, self.again, taken=taken))
         if self.dead:
-            found.append(archive(queue, self.dead, taken=taken))
-        return found + [bury(queue, entry, message) for entry, message in self.buried]
+            dead = self.dead
+            if dead_letters is not None:
+                dead = [dead_letters.followed(one, queue) for one in dead]
+            found.append(archive(queue, dead, taken=taken))
+        for entry, record in self.buried:
+            follow = dead_letters.following(record, queue) if dead_letters is not None else ()
+            found.append(bury(queue, entry, record, follow))
+        return found
 
 
 def pending(queue: QueueKeys, consumer: str, first: str = "-", count: int = BATCH) -> Command[list[Row]]:
@@ -149,7 +158,8 @@ def execute(
                 continue
             moves = begun if row.sid == row.entry else other
             _decide(queue, row._replace(msg=found), fate, death, policy, moves, part)
-        made = begun.commands(queue, taken=True) + other.commands(queue, taken=False)
+        follow = policy.dead_letters
+        made = begun.commands(queue, follow, taken=True) + other.commands(queue, follow, taken=False)
         commands += made
         owners += [queue.name] * len(made)
     if not commands:
@@ -245,7 +255,8 @@ def _charge(
             summary.discarded += 1
             return
         why = f"{death.cause}; its {crashes} crashes reached max_crashes" if poison else death.cause
-        moves.dead.append(Dead(row.entry, task_id, replace(message, last_err=why), fields))
+        told = replace(message, last_err=why)
+        moves.dead.append(Dead(row.entry, task_id, told, fields, crashes=crashes))
         _archived(task_id, summary)
         return
     message = replace(message, retried=message.retried + 1, last_err=death.cause)

@@ -269,7 +269,6 @@ class Config(_Section):
 NOT_YET: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...] = (
     (("queues", "*", "max_in_flight"), (None,)),
     (("queues", "*", "rate_limit"), (None,)),
-    (("on_dead_letter",), (None,)),
     (("schedules",), ({},)),
     (("http",), (None,)),
 )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import Namespace, QueueKeys
 from chronosd.broker.limit import Limit
 from chronosd.broker.settle import Fate, Policy
@@ -333,4 +334,4 @@ def policy_of(config: Config) -> Policy:
         retry = config.retry if handler is None else handler.retry
         return backoff(retried, retry.base, retry.cap)
 
-    return Policy(config.max_crashes, delay_s)
+    return Policy(config.max_crashes, delay_s, DeadLetters.of(config))

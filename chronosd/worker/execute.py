@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from chronosd import log
 from chronosd.board import Board, Cell
+from chronosd.broker import cancel
 from chronosd.durations import format_duration
 from chronosd.handlers import InvalidPayload
 from chronosd.outcome import (
@@ -27,6 +28,7 @@ from chronosd.outcome import (
     Outcome,
     Postponed,
     Rejected,
+    Succeeded,
     describe,
     from_exception,
     from_result,
@@ -38,6 +40,9 @@ from chronosd.worker.threads import Threads
 
 GAP_S = 1.0
 """A pause of the loop, or a reply later than this, and leases are looked at before anything starts."""
+
+CANCELLED = Rejected(cancel.CANCELLED)
+"""How a run ends that somebody has cancelled, unless it has succeeded by then."""
 
 _GAP_NS = int(GAP_S * 1e9)
 _CURRENT = int(Cell.CURRENT)  # plain ints: indexing by an enum member costs four times as much
@@ -213,6 +218,8 @@ class Executor:
         """
         if run.cancelled is None:
             return from_exception(error)
+        if run.cancelled is Cancelled.REQUEST:
+            return CANCELLED
         outcome = None if isinstance(error, asyncio.CancelledError) else from_exception(error)
         if outcome is not None and not isinstance(outcome, Failed):
             return outcome
@@ -238,8 +245,10 @@ class Executor:
         self.running.discard(run)
         if outcome is None:
             self._unstarted(run)
-        else:
-            self._finished(run, None if run.dropped else outcome)
+            return
+        if run.cancelled is Cancelled.REQUEST and not isinstance(outcome, Succeeded):
+            outcome = CANCELLED  # also of one that wanted to be run again
+        self._finished(run, None if run.dropped else outcome)
 
     def arm_timeouts(self) -> None:
         """Arms the timeout of every run that has none yet, also while Redis is away and no cycle ends."""
@@ -256,10 +265,12 @@ class Executor:
     def cancel(self, run: Run, why: Cancelled) -> None:
         """Cancels an async handler; a sync one runs on, but its result is dropped if its lease is lost.
 
-        A handler that has not been entered will not be.
+        A handler that has not been entered will not be. After a request nothing but a success counts.
         """
         if why is Cancelled.LOST:
             run.dropped = True
+        elif why is Cancelled.REQUEST:
+            run.cancelled = why
         if not run.started_ns:
             # Noted only: a task that is cancelled before its first step ends without having run any code.
             run.cancelled = run.cancelled or why

@@ -254,6 +254,8 @@ class _Process:
                 os.write(self._spec.stack_fd, text.encode("utf-8", "backslashreplace"))
             case "lost" if fetcher is not None:
                 fetcher.lost([(queue, entry) for queue, entry in message["entries"]])
+            case "cancel" if fetcher is not None:
+                fetcher.cancel([(queue, entry) for queue, entry in message["entries"]])
 
     def _beat(self) -> None:
         now = time.monotonic()
