@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from chronosd.broker.commands import BATCH, REPLY_BYTES, Command, call, plain, script, text
 from chronosd.broker.follow import Follow, follow_words
-from chronosd.broker.keys import GROUP, QueueKeys
+from chronosd.broker.keys import GROUP, Namespace, QueueKeys
 from chronosd.broker.message import Message, encode
 from chronosd.broker.payload import encode_args
+from chronosd.broker.workflow import waiting
 from chronosd.states import State
 
 UNDECODABLE_KIND = "chronosd:undecodable"
@@ -97,6 +98,13 @@ class Dead:
 
 
 Lost = list[bytes]
+
+
+class Retained(list[bytes]):
+    """The entries that were lost, as every end returns them, and what could not be followed."""
+
+    parked: tuple[tuple[str, str], ...] = ()
+    """Id and reason of each task that was dead-lettered, because what follows it could not be enqueued."""
 
 
 def _lost(reply: Any) -> Lost:
@@ -208,15 +216,21 @@ def complete(queue: QueueKeys, runs: Sequence[Done], *, taken: bool = True) -> C
     return call(script("complete"), (queue.stream,), args, _lost)
 
 
-def retain(queue: QueueKeys, runs: Sequence[Kept]) -> Command[Lost]:
+def retain(queue: QueueKeys, runs: Sequence[Kept]) -> Command[Retained]:
     """Ends successful runs whose tasks are kept, or are followed by others."""
+
+    def parse(reply: Any) -> Retained:
+        lost, parked = Retained(reply[0]), [text(word) for word in reply[1]]
+        lost.parked = tuple(zip(parked[::2], parked[1::2], strict=True))
+        return lost
+
     args: list[Any] = [GROUP, queue.task_prefix, _flag(True)]
     for run in runs:
         message = run.message
         args += (run.entry, message.id, message.unique_key)
         msg = encode(message, State.COMPLETED) if message.retention > 0 else b""
         args += (msg, message.retention, *follow_words(run.follow))
-    return call(script("retain"), (queue.stream, queue.completed), args, _lost)
+    return call(script("retain"), (queue.stream, queue.completed, queue.archived), args, parse)
 
 
 def retry(queue: QueueKeys, runs: Sequence[Again], *, taken: bool = True) -> Command[Lost]:
@@ -232,13 +246,15 @@ def retry(queue: QueueKeys, runs: Sequence[Again], *, taken: bool = True) -> Com
 
 
 def archive(queue: QueueKeys, runs: Sequence[Dead], *, taken: bool = True) -> Command[Lost]:
-    """Ends runs whose tasks are dead-lettered."""
+    """Ends runs whose tasks are dead-lettered; the group of a member waits until it is run again."""
+    namespace = Namespace(queue.namespace)
     args: list[Any] = [GROUP, queue.task_prefix, _flag(taken)]
     for run in runs:
         message = run.message
         args += (run.entry, run.task_id, message.unique_key if message else "")
         args += (encode(message, State.ARCHIVED) if message else b"", len(run.fields), *_flat(run.fields))
-        args += follow_words(run.follow)
+        held = waiting(namespace, message) if message and message.workflow else ()
+        args += follow_words((*held, *run.follow))
     return call(script("archive"), (queue.stream, queue.archived), args, _lost)
 
 

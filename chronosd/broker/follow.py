@@ -76,7 +76,65 @@ class MemberDone:
         return (*report, *self.callback.words, self.head, self.tail)
 
 
-Follow = NextTask | MemberDone
+@dataclass(frozen=True, slots=True)
+class GroupBegins:
+    """A group stage of a chain: its members are enqueued, as far as they are not there."""
+
+    members: str
+    """As in `MemberDone`."""
+    results: str
+    callback: Place
+    head: bytes
+    tail: bytes
+    tasks: Sequence[NextTask]
+    """The members in order; each one's id is its slot."""
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        """As follow.lua takes it."""
+        begin = ("group", self.members, self.results, len(self.tasks), *self.callback.words)
+        each = [word for task in self.tasks for word in (*task.place.words, task.msg)]
+        return (*begin, self.head, self.tail, *each)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWaits:
+    """A member of a group is dead-lettered: the group is kept for as long as somebody may run it again."""
+
+    members: str
+    results: str
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        """As follow.lua takes it."""
+        return ("hold", self.members, self.results)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnds:
+    """A group's member is gone for good: its callback is dead-lettered, with the results so far."""
+
+    members: str
+    """As in `MemberDone`."""
+    results: str
+    slot: str
+    size: int
+    archived: str
+    """Key of the set of dead letters of the callback's queue."""
+    callback: Place
+    head: bytes
+    tail: bytes
+    then: Sequence[NextTask] = ()
+    """What follows if this ended the group: it was open, and waited for this member."""
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        """As follow.lua takes it."""
+        end = ("end", self.members, self.results, self.slot, self.size, self.archived, *self.callback.words)
+        return (*end, self.head, self.tail, *follow_words(self.then))
+
+
+Follow = NextTask | MemberDone | GroupBegins | GroupWaits | GroupEnds
 
 
 def follow_words(follow: Sequence[Follow]) -> list[Any]:

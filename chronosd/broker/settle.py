@@ -221,6 +221,11 @@ def _decide(
         moves.dead.append(Dead(row.entry, row.task_id, None, {Field.ERROR: f"undecodable message: {error}"}))
         _archived(row.task_id, summary)
         return
+    if fate is Fate.ACKNOWLEDGE and message.workflow:
+        # Only what leaves nothing to do is acknowledged; what follows this one nobody has enqueued.
+        moves.returned.append((row.entry, row.task_id))
+        summary.returned += 1
+        return
     if fate is Fate.ACKNOWLEDGE:
         moves.done.append(Done(row.entry, row.task_id, message.unique_key))
         summary.acknowledged += 1
