@@ -10,6 +10,7 @@ Messages are dicts with a type ``t``::
                            paused (queues: the names of all that are)
                            offer (queues: by name how many tasks to ask for; only queues with limits)
                            lost (entries: [[queue name, entry id], ...])
+                           cancel (entries: as of lost): somebody has cancelled these tasks
                            stacks (entries: of which coroutines; none: of all): written to the stack file
 """
 

@@ -16,6 +16,7 @@ from chronosd.log import get_logger
 from chronosd.retry import backoff
 from chronosd.supervisor.announcer import Announcer
 from chronosd.supervisor.burst import Burst
+from chronosd.supervisor.cancels import Cancels
 from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.forwarder import Forwarder
 from chronosd.supervisor.groundwork import Groundwork
@@ -107,6 +108,7 @@ class Rounds:
             Forwarder(queues, config.forward_interval),
             Limits(limits, lambda: self._fleet, lambda: self._pauses.paused),
             Strays(self._namespace, lambda: self._fleet, config.heartbeat_interval),
+            Cancels(self._namespace, lambda: self._fleet),
             recoverer,
             Janitor(queues, config.janitor),
             Announcer(self._namespace, self._incarnation.name, config.recover_min_idle),

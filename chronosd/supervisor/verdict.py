@@ -35,6 +35,7 @@ class Reason(Enum):
     RECYCLE = "recycled"
     RESTART = "replaced by a rolling restart"
     SCALE = "one worker less"
+    CANCEL = "a task that it ran was cancelled by force"
     OVERRUN = "a task ran past its timeout"
     STALL = "its event loop stood still"
 

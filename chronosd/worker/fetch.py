@@ -165,6 +165,18 @@ class Fetcher:
                 self._held.release(key, self._intake.stop(key))  # which finds the mark, and ends it
         self._held.wake.set()
 
+    def cancel(self, entries: list[tuple[str, str]]) -> None:
+        """Somebody has cancelled these tasks. Those that have ended meanwhile have ended."""
+        index = {queue.name: i for i, queue in enumerate(self._held.queues)}
+        for name, entry in entries:
+            key = (index.get(name, -1), entry.encode())
+            run = self._held.runs.get(key)
+            if run is not None and not run.dropped:
+                self._starter.cancel(run)
+            elif key in self._intake.reading:
+                self._held.release(key, self._intake.stop(key))  # which finds the mark, and ends it
+        self._held.wake.set()
+
     @property
     def busy(self) -> int:
         """Runs whose handlers have not ended."""

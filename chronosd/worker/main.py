@@ -256,6 +256,8 @@ class _Process:
                 fetcher.lost([(queue, entry) for queue, entry in message["entries"]])
             case "cancel" if fetcher is not None:
                 fetcher.cancel([(queue, entry) for queue, entry in message["entries"]])
+            case "cancel" if fetcher is not None:
+                fetcher.cancel([(queue, entry) for queue, entry in message["entries"]])
 
     def _beat(self) -> None:
         now = time.monotonic()
