@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from chronosd.broker.commands import BATCH, Command, call, plain, script, text
 from chronosd.broker.keys import GROUP, QueueKeys
 from chronosd.states import State
+
+
+LOCK_INTERVALS: Final = 6
+"""A running task's unique lock lives at least this many heartbeats on; at the defaults, as long as Go's."""
 
 
 @dataclass(frozen=True, slots=True)

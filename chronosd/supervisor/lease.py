@@ -23,9 +23,6 @@ from chronosd.supervisor.worker import Worker
 log = get_logger("chronosd.supervisor")
 
 _SECOND_LOOK_S = 0.1
-_LOCKS = 6
-"""A running task's unique lock lives at least this many intervals on; at the defaults, as long as Go's."""
-
 _LOSABLE = (SlotState.CLAIMED, SlotState.RUNNING)
 
 Held = tuple[str, str, str]
@@ -59,7 +56,12 @@ class Lease:
         lost: set[Held] = set()
         for batch in _batches(self._held()):
             replies = yield [
-                sweep.extend(self._namespace.queue(queue), consumer, entries, lock_s=_LOCKS * self.interval_s)
+                sweep.extend(
+                    self._namespace.queue(queue),
+                    consumer,
+                    entries,
+                    lock_s=sweep.LOCK_INTERVALS * self.interval_s,
+                )
                 for consumer, queue, entries in batch
             ]
             for (consumer, queue, entries), reply in zip(batch, replies, strict=True):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from chronosd.broker import consume
+from chronosd.broker import consume, sweep
 from chronosd.broker.commands import BATCH, Command
 from chronosd.broker.consume import Delivery
 from chronosd.worker.blocking import BlockingRead
@@ -57,6 +57,7 @@ class Composer:
         *,
         consumer: str,
         concurrency: int,
+        lock_s: float,
     ) -> None:
         self._held = held
         self._starter = starter
@@ -67,6 +68,7 @@ class Composer:
         self._pace = pace
         self._consumer = consumer
         self._concurrency = concurrency
+        self._lock_s = lock_s
         self._older: list[Run] = []  # started before the last cycle was sent, not yet marked as running
 
     def compose(self, resting: Collection[int]) -> Cycle:
@@ -102,15 +104,22 @@ class Composer:
         if not older:
             return [], []
         by_queue: dict[int, list[tuple[bytes, str]]] = {}
+        locked: dict[int, list[str]] = {}
         executor = self._starter.executor
         marked = [run for run in older if run in executor.running]
         for run in marked:
             executor.outlived(run)
             by_queue.setdefault(run.queue, []).append((run.entry, run.message.id))
+            if run.message.unique_key:  # it may expire before the first heartbeat, or has while the task waited
+                locked.setdefault(run.queue, []).append(run.entry.decode())
         marks: list[Command[Any]] = []
         for index, pairs in by_queue.items():
             for i in range(0, len(pairs), BATCH):
                 marks.append(consume.mark_running(self._held.queues[index], pairs[i : i + BATCH]))
+        for index, entries in locked.items():
+            for i in range(0, len(entries), BATCH):
+                some = entries[i : i + BATCH]
+                marks.append(sweep.extend(self._held.queues[index], self._consumer, some, lock_s=self._lock_s))
         return marks, marked
 
     def _asks(self, resting: Collection[int]) -> list[Ask]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from chronosd import log
 from chronosd.board import Board, Cell, WorkerState
-from chronosd.broker import consume
+from chronosd.broker import consume, sweep
 from chronosd.broker.commands import BATCH, Command
 from chronosd.broker.consume import Delivery
 from chronosd.broker.dead_letter import DeadLetters
@@ -99,6 +99,7 @@ class Fetcher:
             self._pace,
             consumer=consumer,
             concurrency=config.concurrency,
+            lock_s=sweep.LOCK_INTERVALS * config.heartbeat_interval,
         )
         self._hurry = asyncio.Event()
         self._draining = False
