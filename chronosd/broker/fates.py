@@ -75,6 +75,19 @@ class Policy:
     """What follows a dead letter."""
 
 
+class Ended(NamedTuple):
+    """An attempt that a settlement has brought to its end."""
+
+    queue: str
+    entry: str
+    task_id: str
+    kind: str
+    """Empty where the message cannot be read."""
+    how: str
+    """succeeded, crashed (it runs again), archived, discarded or cancelled."""
+    attempt: int
+
+
 @dataclass(slots=True)
 class Settled:
     """What became of the entries. ``errors`` names queues that could not be settled, with the reason."""
@@ -92,6 +105,12 @@ class Settled:
     archived_ids: list[str] = field(default_factory=list)
     retried_ids: list[str] = field(default_factory=list, compare=False)
     """For the log, like the others."""
+    ends: list[Ended] = field(default_factory=list, compare=False)
+    """For the log and the counters."""
+    moved: dict[tuple[str, str], bool] = field(default_factory=dict, compare=False)
+    """The entries that were met, by queue and id: whether they were still the dead owner's."""
+    by_queue: dict[str, int] = field(default_factory=dict, compare=False)
+    """How many were dealt with."""
     errors: dict[str, BrokerError] = field(default_factory=dict)
 
     @property
@@ -112,3 +131,7 @@ class Settled:
         self.lost += other.lost
         self.archived_ids += other.archived_ids
         self.retried_ids += other.retried_ids
+        self.ends += other.ends
+        self.moved |= other.moved
+        for queue, count in other.by_queue.items():
+            self.by_queue[queue] = self.by_queue.get(queue, 0) + count

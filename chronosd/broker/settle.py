@@ -28,7 +28,7 @@ from chronosd.broker.consume import (
     undecodable,
 )
 from chronosd.broker.dead_letter import DeadLetters
-from chronosd.broker.fates import MAX_RETURNS, Death, Fate, Policy, Row, Settled
+from chronosd.broker.fates import MAX_RETURNS, Death, Ended, Fate, Policy, Row, Settled
 from chronosd.broker.keys import GROUP, Field, QueueKeys
 from chronosd.broker.message import Message, decode
 from chronosd.errors import BrokerError, MessageError
@@ -156,6 +156,7 @@ def execute(
             if isinstance(found, BrokerError):
                 summary.errors[queue.name] = found
                 continue
+            part.moved[queue.name, text(row.entry)] = True
             moves = begun if row.sid == row.entry else other
             _decide(queue, row._replace(msg=found), fate, death, policy, moves, part)
         follow = policy.dead_letters
@@ -170,8 +171,11 @@ def execute(
             summary.errors[name] = result
         elif isinstance(result, list):
             parts[name].lost += len(result)
+            parts[name].moved.update(((name, text(entry)), False) for entry in result)
     for name, part in parts.items():
         if name not in summary.errors:  # else its entries are settled, and counted, by the next attempt
+            part.ends = [end for end in part.ends if part.moved[name, end.entry]]
+            part.by_queue[name] = sum(part.moved.values())
             summary.add(part)
 
 
@@ -201,8 +205,10 @@ def _decide(
         summary.dropped += 1
         return
     if not row.task_id:
-        moves.buried.append((row.entry, undecodable(queue, row.entry, bytes(row.msg or b""))))
+        record = undecodable(queue, row.entry, bytes(row.msg or b""))
+        moves.buried.append((row.entry, record))
         summary.archived += 1
+        _note(queue, row, record, "archived", summary)
         return
     if fate is Fate.CHARGE and row.run != row.entry and _often_returned(row):
         death = replace(death, cause=f"{death.cause} (handed back unstarted {MAX_RETURNS} times)")
@@ -220,6 +226,7 @@ def _decide(
     except MessageError as error:
         moves.dead.append(Dead(row.entry, row.task_id, None, {Field.ERROR: f"undecodable message: {error}"}))
         _archived(row.task_id, summary)
+        _note(queue, row, None, "archived", summary)
         return
     if fate is Fate.ACKNOWLEDGE and message.workflow:
         # Only what leaves nothing to do is acknowledged; what follows this one nobody has enqueued.
@@ -229,8 +236,10 @@ def _decide(
     if fate is Fate.ACKNOWLEDGE:
         moves.done.append(Done(row.entry, row.task_id, message.unique_key))
         summary.acknowledged += 1
+        _note(queue, row, message, "succeeded", summary)
         return
     if fate is Fate.CANCEL:
+        _note(queue, row, message, "cancelled", summary)
         if message.no_archive:
             moves.done.append(Done(row.entry, row.task_id, message.unique_key))
             summary.discarded += 1
@@ -238,12 +247,17 @@ def _decide(
             moves.dead.append(Dead(row.entry, row.task_id, replace(message, last_err=CANCELLED)))
             _archived(row.task_id, summary)
         return
-    _charge(row, message, death, policy, moves, summary)
+    _note(queue, row, message, _charge(row, message, death, policy, moves, summary), summary)
 
 
-def _charge(
-    row: Row, message: Message, death: Death, policy: Policy, moves: _Moves, summary: Settled
-) -> None:
+def _note(queue: QueueKeys, row: Row, message: Message | None, how: str, summary: Settled) -> None:
+    kind, attempt = ("", 0) if message is None else (message.kind, message.retried + 1)
+    task_id = row.task_id or (message.id if message else "")
+    summary.ends.append(Ended(queue.name, text(row.entry), task_id, kind, how, attempt))
+
+
+def _charge(row: Row, message: Message, death: Death, policy: Policy, moves: _Moves, summary: Settled) -> str:
+    """Charges the death; returns what became of the task."""
     task_id = row.task_id or ""
     # Go may have stored a new task under the old id: crashes that were never charged are not its own.
     fits = _number(row.crashes) <= message.retried
@@ -258,17 +272,18 @@ def _charge(
         if message.no_archive:
             moves.done.append(Done(row.entry, task_id, message.unique_key))
             summary.discarded += 1
-            return
+            return "discarded"
         why = f"{death.cause}; its {crashes} crashes reached max_crashes" if poison else death.cause
         told = replace(message, last_err=why)
         moves.dead.append(Dead(row.entry, task_id, told, fields, crashes=crashes))
         _archived(task_id, summary)
-        return
+        return "archived"
     message = replace(message, retried=message.retried + 1, last_err=death.cause)
     delay_s = 0.0 if crashes == 1 else policy.backoff(message.kind, message.retried)
     moves.again.append(Again(row.entry, task_id, message, delay_s, fields))
     summary.retried += 1
     summary.retried_ids.append(task_id)
+    return "crashed"
 
 
 def _archived(task_id: str, summary: Settled) -> None:
