@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 from chronosd import log
 from chronosd.board import Board, Cell
 from chronosd.broker import cancel
-from chronosd.broker import cancel
 from chronosd.durations import format_duration
 from chronosd.handlers import InvalidPayload
 from chronosd.outcome import (
@@ -41,9 +40,6 @@ from chronosd.worker.threads import Threads
 
 GAP_S = 1.0
 """A pause of the loop, or a reply later than this, and leases are looked at before anything starts."""
-
-CANCELLED = Rejected(cancel.CANCELLED)
-"""How a run ends that somebody has cancelled, unless it has succeeded by then."""
 
 CANCELLED = Rejected(cancel.CANCELLED)
 """How a run ends that somebody has cancelled, unless it has succeeded by then."""
@@ -222,8 +218,6 @@ class Executor:
         """
         if run.cancelled is None:
             return from_exception(error)
-        if run.cancelled is Cancelled.REQUEST:
-            return CANCELLED
         if run.cancelled is Cancelled.REQUEST:
             return CANCELLED
         outcome = None if isinstance(error, asyncio.CancelledError) else from_exception(error)

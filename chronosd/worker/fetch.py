@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from chronosd import log
@@ -13,6 +14,7 @@ from chronosd.broker.commands import BATCH, Command
 from chronosd.broker.consume import Delivery
 from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import Namespace
+from chronosd.broker.limit import Limit
 from chronosd.broker.runner import AsyncRunner
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError, BrokerUnavailable, Trouble
@@ -64,7 +66,10 @@ class Fetcher:
         self._held = Held(board, queues, Tally(board, registry.handlers), DeadLetters.of(config))
         self._troubles = Troubles(board.queues)
         weights = [config.queues[name].weight for name in board.queues]
-        self._picker = Picker(weights, strict=config.strict_priority)
+        limits = [Limit.of(config.queues[name]) for name in board.queues]
+        self._unlimited = [index for index, limit in enumerate(limits) if limit is None]
+        limited = set(range(len(limits))).difference(self._unlimited)
+        self._picker = Picker(weights, strict=config.strict_priority, limited=limited)
         # with max_crashes 1 there is no crash before the last: a task without one runs beside others
         alone_from = max(config.max_crashes - 1, 1)
         self._starter = Starter(self._held, concurrency=config.concurrency, alone_from=alone_from)
@@ -100,6 +105,7 @@ class Fetcher:
             consumer=consumer,
             concurrency=config.concurrency,
             lock_s=sweep.LOCK_INTERVALS * config.heartbeat_interval,
+            limits=limits,
         )
         self._hurry = asyncio.Event()
         self._draining = False
@@ -132,6 +138,23 @@ class Fetcher:
         self._held.is_fetching = not self._draining
         self._held.wake.set()
 
+    def pause(self, names: Collection[str]) -> None:
+        """These queues are paused, and no others: what is buffered of them goes back, what runs goes on."""
+        held, before = self._held, self._held.paused
+        held.paused = frozenset(i for i, queue in enumerate(held.queues) if queue.name in names)
+        for index in before - held.paused:
+            self._picker.stocked(index)
+        self._starter.hand_back_paused()
+        self._intake.hand_back(held.paused)
+        held.wake.set()
+
+    def offer(self, counts: Mapping[str, int]) -> None:
+        """So many tasks of these queues, which have limits, may start."""
+        for index, queue in enumerate(self._held.queues):
+            if queue.name in counts:
+                self._picker.offer(index, counts[queue.name])
+        self._held.wake.set()
+
     def drain(self) -> None:
         """Stops fetching for good; :meth:`run` returns once all is finished and sent."""
         self._draining = True
@@ -152,18 +175,6 @@ class Fetcher:
                 self._starter.lose(run)
             elif key in self._intake.reading:
                 self._intake.stop(key)
-        self._held.wake.set()
-
-    def cancel(self, entries: list[tuple[str, str]]) -> None:
-        """Somebody has cancelled these tasks. Those that have ended meanwhile have ended."""
-        index = {queue.name: i for i, queue in enumerate(self._held.queues)}
-        for name, entry in entries:
-            key = (index.get(name, -1), entry.encode())
-            run = self._held.runs.get(key)
-            if run is not None and not run.dropped:
-                self._starter.cancel(run)
-            elif key in self._intake.reading:
-                self._held.release(key, self._intake.stop(key))  # which finds the mark, and ends it
         self._held.wake.set()
 
     def cancel(self, entries: list[tuple[str, str]]) -> None:
@@ -265,9 +276,9 @@ class Fetcher:
         held = self._held
         resting = self._troubles.resting()
         wait_s = min(BLOCK_S, self._troubles.rest_s())
-        if self._may_block() and len(resting) < len(held.queues):
-            well = [i for i in range(len(held.queues)) if i not in resting]
-            if not self._block.start(well):
+        if self._may_block():
+            open_ = [i for i in self._unlimited if i not in resting and i not in held.paused]
+            if open_ and not self._block.start(open_):
                 wait_s = min(wait_s, POLL_S)
         held.wake.clear()  # before the await: what happens during it has to wake us
         if self._draining and self._block.is_under_way:
@@ -289,7 +300,7 @@ class Fetcher:
     def _may_block(self) -> bool:
         return (
             self._held.is_fetching
-            and self._picker.all_empty
+            and self._picker.all_empty_but(self._held.paused)
             and self._composer.room > 0
             and self._starter.solo is None
             and not self._block.is_under_way

@@ -83,6 +83,7 @@ class _Process:
         self._beat_at = time.monotonic()
         self._ordered = asyncio.Event()
         self._quiet = False
+        self._paused: list[str] = []
         self._entering: asyncio.Task[Any] | None = None
 
     def run(self) -> int:
@@ -183,6 +184,7 @@ class _Process:
             fetcher.drain()
         elif self._quiet:
             fetcher.quiet()
+        fetcher.pause(self._paused)
         self._cells[Cell.STATE] = fetcher.show_state()
         cycles = asyncio.get_running_loop().create_task(fetcher.run())
         hide(cycles)
@@ -248,14 +250,18 @@ class _Process:
                 if fetcher is not None:
                     (fetcher.quiet if self._quiet else fetcher.resume)()
                     self._cells[Cell.STATE] = fetcher.show_state()
+            case "paused":
+                self._paused = message["queues"]
+                if fetcher is not None:
+                    fetcher.pause(self._paused)
+            case "offer" if fetcher is not None:
+                fetcher.offer(message["queues"])
             case "stacks" if fetcher is not None and self._spec.stack_fd is not None:
                 named = {(queue, entry) for queue, entry in message["entries"]}
                 text = suspended.stacks(fetcher.executor.running, named)
                 os.write(self._spec.stack_fd, text.encode("utf-8", "backslashreplace"))
             case "lost" if fetcher is not None:
                 fetcher.lost([(queue, entry) for queue, entry in message["entries"]])
-            case "cancel" if fetcher is not None:
-                fetcher.cancel([(queue, entry) for queue, entry in message["entries"]])
             case "cancel" if fetcher is not None:
                 fetcher.cancel([(queue, entry) for queue, entry in message["entries"]])
 

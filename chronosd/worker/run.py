@@ -19,8 +19,6 @@ class Cancelled(Enum):
     LOST = "lost"
     REQUEST = "request"
     """Somebody has cancelled the task."""
-    REQUEST = "request"
-    """Somebody has cancelled the task."""
 
 
 class Run:
