@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from chronosd.broker import consume, sweep
 from chronosd.broker.commands import BATCH, Command
 from chronosd.broker.consume import Delivery
+from chronosd.broker.limit import Limit, fetch_limited
 from chronosd.worker.blocking import BlockingRead
 from chronosd.worker.complete import Sending
 from chronosd.worker.doubt import Doubt
@@ -43,7 +44,11 @@ class Cycle(NamedTuple):
 
 
 class Composer:
-    """Puts cycles together from what the parts of the worker hold."""
+    """Puts cycles together from what the parts of the worker hold.
+
+    Args:
+        limits: one per queue; None for a queue without.
+    """
 
     def __init__(
         self,
@@ -58,7 +63,11 @@ class Composer:
         consumer: str,
         concurrency: int,
         lock_s: float,
+        limits: Sequence[Limit | None],
     ) -> None:
+        self._limits = limits
+        self._unlimited = frozenset(i for i, limit in enumerate(limits) if limit is None)
+        self._has_limits = len(self._unlimited) < len(limits)
         self._held = held
         self._starter = starter
         self._intake = intake
@@ -75,10 +84,23 @@ class Composer:
         """The next cycle, without the queues that are left alone for now."""
         sendings = self._held.take(resting)
         marks, marked = self._marks()
+        if self._has_limits:
+            self._make_room(sendings)
         asks = self._asks(resting)
-        queues = self._held.queues
-        fetches = [consume.fetch(queues[a.queue], self._consumer, a.most, a.delivered) for a in asks]
-        return Cycle(sendings, marks, marked, asks, fetches)
+        return Cycle(sendings, marks, marked, asks, [self._fetch(ask) for ask in asks])
+
+    def _make_room(self, sendings: Sequence[Sending]) -> None:
+        """What has ended of a queue at its limit lets others start; nobody knows it sooner than we."""
+        for sending in sendings:
+            limit = self._limits[sending.index]
+            if limit is not None and limit.max_in_flight:
+                self._picker.offer(sending.index, len(sending.entries))
+
+    def _fetch(self, ask: Ask) -> Command[Delivery]:
+        queue, limit = self._held.queues[ask.queue], self._limits[ask.queue]
+        if limit is None:
+            return consume.fetch(queue, self._consumer, ask.most, ask.delivered)
+        return fetch_limited(queue, self._consumer, ask.most, ask.delivered, limit)
 
     def unsaid(self, cycle: Cycle) -> None:
         """No answer came: what the cycle was to tell is told by the next one."""
@@ -127,8 +149,17 @@ class Composer:
         free = self.room
         delivered = self._to_take_in(resting) if held.delivered else {}
         shares: dict[int, int] = {}
-        if held.is_fetching and self._starter.solo is None and not self._block.is_under_way:
-            ahead = self._pace.ahead
+        # beside a blocking read only those are asked that it leaves out
+        may_ask = self._has_limits or not self._block.is_under_way
+        if held.is_fetching and self._starter.solo is None and may_ask:
+            astray = self._doubt.astray
+            without: Collection[int] = ()
+            if resting or astray or held.paused:
+                without = {*resting, *astray, *held.paused}
+            if self._block.is_under_way:
+                without = self._unlimited.union(without)
+            # what may start is not to lie here: no reading ahead with it, nor before it
+            ahead = 0 if self._has_limits and self._picker.has_offer(without) else self._pace.ahead
             taken = sum(map(len, delivered.values())) + len(held.delivered)
             # a blocking read may bring one more of every queue
             slots = len(held.free_slots) - taken - len(held.queues)

@@ -47,6 +47,8 @@ class Held:
         """Entries that are ours, to be taken in by the next fetch."""
         self.free_slots = list(range(board.capacity - 1, -1, -1))
         self.is_fetching = True
+        self.paused: frozenset[int] = frozenset()
+        """Queues of which nothing is to be fetched or started."""
         self.wake = asyncio.Event()
         """Set with every change that the loop may have been waiting for."""
 

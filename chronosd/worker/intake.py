@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from chronosd import log
@@ -169,7 +169,8 @@ class Intake:
         self._held.free(reading.slot)
         return reading.task_id
 
-    def hand_back(self) -> None:
-        """Hands back every task whose body is being read."""
+    def hand_back(self, queues: Collection[int] | None = None) -> None:
+        """Hands back the tasks of these queues whose bodies are being read; by default of all."""
         for key in list(self.reading):
-            self._held.release(key, self.stop(key))
+            if queues is None or key[0] in queues:
+                self._held.release(key, self.stop(key))

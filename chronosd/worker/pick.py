@@ -137,19 +137,21 @@ class Picker:
             self._credit[queue] = 0
 
     def stocked(self, queue: int) -> None:
-        """A queue is known to have work."""
-        self._empty[queue] = False
+        """A queue is known to have work; for one with limits that is not enough."""
+        if queue not in self._offered:
+            self._empty[queue] = False
+
+    def has_offer(self, without: Collection[int]) -> bool:
+        """Whether some queue with limits is to be asked."""
+        return any(not self._empty[queue] and queue not in without for queue in self._offered)
 
     def offer(self, queue: int, count: int) -> None:
-        """So many tasks (at least 1) of a queue with limits may start."""
+        """So many tasks (at least 1) of a queue with limits may start. Ignored for a queue without."""
+        if queue not in self._offered:
+            return
         self._offered[queue] = count if self._empty[queue] else max(count, self._offered[queue])
         self._empty[queue] = False
 
     def all_empty_but(self, without: Collection[int]) -> bool:
-        """Whether no queue, except perhaps these, is known to have work."""
+        """Whether no queue, except perhaps these, is known to have work: time to block."""
         return all(empty or queue in without for queue, empty in enumerate(self._empty))
-
-    @property
-    def all_empty(self) -> bool:
-        """Whether no queue is known to have work: time to block."""
-        return all(self._empty)

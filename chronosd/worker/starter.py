@@ -63,6 +63,8 @@ class Starter:
         """Starts what is buffered, as far as there are free slots and no doubt about leases."""
         if self._starting:
             return  # a run that ends where it starts calls us: the loop below goes on by itself
+        if self._held.paused:
+            self.hand_back_paused()
         buffer = self._held.buffer
         self._starting = True
         try:
@@ -98,6 +100,16 @@ class Starter:
         if kept is not None:
             held.buffer.append(kept)
         held.wake.set()
+
+    def hand_back_paused(self) -> None:
+        """What is buffered of paused queues goes back, uncharged."""
+        held = self._held
+        for run in [run for run in held.buffer if run.queue in held.paused]:
+            held.buffer.remove(run)
+            held.release((run.queue, run.entry), run.message.id)
+            if run is self.solo:
+                self.solo = None
+            held.wake.set()
 
     def unstarted(self, run: Run) -> None:
         """A run whose handler was not entered after all: it may not be ours any more."""

@@ -183,12 +183,12 @@ def test_strict_priority_falls_through_to_lighter_queues() -> None:
 
 def test_all_queues_are_asked_at_the_start() -> None:
     shop = Shop([6, 3, 1], [0, 0, 0])
-    assert not shop.picker.all_empty
+    assert not shop.picker.all_empty_but(())
     shop.cycle(64)
     assert shop.asks == {0: 1, 1: 1, 2: 1}
-    assert shop.picker.all_empty
+    assert shop.picker.all_empty_but(())
     shop.picker.stocked(1)
-    assert not shop.picker.all_empty
+    assert not shop.picker.all_empty_but(())
 
 
 def test_a_queue_that_is_left_out_is_not_asked_and_blocks_nobody() -> None:
@@ -208,10 +208,14 @@ def test_nothing_is_asked_without_a_free_slot() -> None:
 def test_a_queue_with_limits_is_asked_after_an_offer_only_and_until_it_gives_less() -> None:
     picker = Picker([6, 1], limited={0})
     picker.report(1, 1, 0)
-    assert picker.all_empty
+    picker.stocked(0)
+    assert picker.all_empty_but(())
+    assert not picker.has_offer(())
     assert picker.share(64, 10.0) == [(1, 1)], "no probe of the limited one"
     picker.offer(0, 3)
-    assert not picker.all_empty
+    assert not picker.all_empty_but(())
+    assert picker.has_offer(())
+    assert not picker.has_offer({0})
     assert dict(picker.share(64, 10.0))[0] == 3
     picker.report(0, 3, 3)
     assert dict(picker.share(2, 10.0))[0] == 2, "it gave all it was asked for: it may have more"
