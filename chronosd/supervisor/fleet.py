@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from chronosd.board import Cell
 from chronosd.config.schema import Config
 from chronosd.log import get_logger
 from chronosd.supervisor.descriptors import Descriptors
@@ -84,6 +85,12 @@ class Fleet:
         """Every kind that is served, as far as that is known."""
         declared = [place.worker.kinds for place in self.places if place.worker is not None]
         return frozenset(self.config.handlers).union(*declared)
+
+    def set_clock(self, offset_s: float) -> None:
+        """What makes a monotonic instant one of the server's clock: told to every worker, now and later."""
+        self._spawner.server_clock_ns = clock_ns = int(offset_s * 1e9)
+        for worker in self:
+            worker.board.cells[Cell.SERVER_CLOCK] = clock_ns
 
     def by_pid(self, pid: int) -> Worker | None:
         return next((worker for worker in self if worker.child.pid == pid), None)

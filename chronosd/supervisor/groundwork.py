@@ -48,6 +48,8 @@ class Groundwork:
         self._warned: set[str] = set()
         self.is_connection_new = True
         """Set on every new connection: who is at the other end is asked again."""
+        self.on_clock: Callable[[float], None] = lambda _: None
+        """Told what makes a monotonic instant one of the server's clock, in seconds."""
         self.is_laid = False
         """Whether Redis has taken the groundwork since the daemon started, for one queue at least."""
 
@@ -103,6 +105,7 @@ class Groundwork:
         if self._offset is not None and abs(offset - self._offset) > _JUMP_S:
             self._grace.begin("the server's clock jumped", now)
         self._offset = offset
+        self.on_clock(offset)
 
     def _meet(self, info: server.ServerInfo) -> None:
         """Warns, once each, of what can lose tasks; notices a server that has just come up."""

@@ -58,6 +58,7 @@ class Inheritance:
                 consumer=dead.recoverer,
                 queues=queues,
                 verdict=Verdict("supervisor died", {}, Fate.RETURN, {}),
+                path="restart",
                 on_closed=partial(self._close, dead, waiting, dead.recoverer),
             )
         return bool(found)
@@ -76,6 +77,7 @@ class Inheritance:
             queues=board.queues,
             verdict=verdict,
             board=board,
+            path="restart",
             on_closed=partial(self._close, dead, waiting, board.consumer),
         )
 

@@ -10,8 +10,10 @@ from chronosd.broker.keys import QueueKeys
 from chronosd.config.schema import JanitorConfig
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
+from chronosd.metrics import TRIMMED
 from chronosd.states import State
 from chronosd.supervisor.steps import Done
+from chronosd.supervisor.totals import Totals
 
 log = get_logger("chronosd.supervisor")
 
@@ -27,7 +29,10 @@ class Janitor:
 
     name = "janitor"
 
-    def __init__(self, queues: Sequence[QueueKeys], limits: JanitorConfig) -> None:
+    def __init__(
+        self, queues: Sequence[QueueKeys], limits: JanitorConfig, totals: Totals | None = None
+    ) -> None:
+        self._totals = totals or Totals()
         self.interval_s = limits.interval
         self._sets: list[tuple[QueueKeys, State, float | None, int]] = []
         for queue in queues:
@@ -57,6 +62,7 @@ class Janitor:
                 counts["expired"] += reply.aged
                 counts["trimmed"] += reply.over
                 if reply.over:
+                    self._totals.add(TRIMMED, queue.name, state.label, n=reply.over)
                     key = (queue.name, state.label)
                     trimmed[key] = trimmed.get(key, 0) + reply.over
                 if reply.aged + reply.over >= limit:

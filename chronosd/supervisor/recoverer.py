@@ -16,6 +16,7 @@ from chronosd.broker.recover import recover
 from chronosd.broker.settle import Policy
 from chronosd.log import get_logger
 from chronosd.supervisor.steps import Done, together
+from chronosd.supervisor.totals import Totals
 
 log = get_logger("chronosd.supervisor")
 
@@ -66,7 +67,9 @@ class Recoverer:
         grace: Grace,
         own_entries: Callable[[], Mapping[str, Mapping[str, str]]],
         clock: Callable[[], float] = time.monotonic,
+        totals: Totals | None = None,
     ) -> None:
+        self._totals = totals or Totals()
         self.interval_s = interval_s
         self._queues = {queue.name: queue for queue in queues}
         self._cursors = dict.fromkeys(self._queues, _START)
@@ -101,6 +104,7 @@ class Recoverer:
             self._cursors[name] = result.cursor
             is_more = is_more or result.cursor != _START
             settled = result.settled
+            self._totals.settled("host", settled)
             errors.update(settled.errors)
             again = settled.retried + settled.returned
             counts["recovered"] += again

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chronosd.board import Board
 from chronosd.broker import sweep
@@ -19,6 +19,7 @@ from chronosd.broker.settle import Death, Policy, Settled, settle
 from chronosd.errors import Trouble
 from chronosd.log import get_logger
 from chronosd.supervisor.steps import Done
+from chronosd.supervisor.totals import Totals, Unheard, unheard_on
 from chronosd.supervisor.verdict import Verdict
 
 log = get_logger("chronosd.supervisor")
@@ -41,6 +42,9 @@ class Estate:
     due_at: float
     repeats: list[float]
     """The delays of the settlements still to come."""
+    path: str = "worker"
+    """Which way its tasks are recovered, for the counters."""
+    unheard: Unheard = field(default_factory=dict)
     on_closed: Callable[[], None] = lambda: None
     is_settled: bool = False
     """Whether it has been settled at least once."""
@@ -58,7 +62,9 @@ class Recovery:
         min_idle_s: float,
         policy: Policy,
         clock: Callable[[], float] = time.monotonic,
+        totals: Totals | None = None,
     ) -> None:
+        self._totals = totals or Totals()
         self._namespace = namespace
         self._min_idle_s = min_idle_s
         self._policy = policy
@@ -73,12 +79,14 @@ class Recovery:
         verdict: Verdict,
         stack: str = "",
         board: Board | None = None,
+        path: str = "worker",
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         """A consumer is dead; its first settlement is due at once.
 
         Args:
             stack: kept with the evidence.
+            path: which way its tasks are recovered, for the counters.
             board: closed and unlinked at the end.
             on_closed: called then.
         """
@@ -96,6 +104,8 @@ class Recovery:
                 died_at=now,
                 due_at=now,
                 repeats=[*_REPEATS_S, self._min_idle_s],
+                path=path,
+                unheard={} if board is None else unheard_on(board),
                 on_closed=on_closed,
             )
         )
@@ -160,6 +170,8 @@ class Recovery:
             self._policy,
         )
         counts = {name: getattr(settled, name) for name in _COUNTED}
+        self._totals.settled(estate.path, settled)
+        self._totals.resolve(estate.unheard, settled)
         self._report(estate, settled, counts, began_at)
         # The stream of a queue that was flushed is gone, and with it everything to settle there.
         errors = {
@@ -168,6 +180,8 @@ class Recovery:
         if errors:
             # To be done again. What was settled is not pending any more: a repeat does no harm.
             return Done(counts, self._wait_s(), errors)
+        if not estate.is_settled and settled.total:
+            self._totals.recovered_after(estate.path, self._clock() - estate.died_at)
         estate.is_settled = True
         if estate.repeats:
             estate.due_at = self._clock() + estate.repeats.pop(0)

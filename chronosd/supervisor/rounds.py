@@ -13,6 +13,7 @@ from chronosd.broker.settle import Fate, Policy
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
+from chronosd.metrics import WORKER_EXITS
 from chronosd.retry import backoff
 from chronosd.supervisor.announcer import Announcer
 from chronosd.supervisor.burst import Burst
@@ -33,6 +34,7 @@ from chronosd.supervisor.recovery import Recovery
 from chronosd.supervisor.stacks import is_in_handler_thread
 from chronosd.supervisor.steps import Runner, Step, Work
 from chronosd.supervisor.strays import Strays
+from chronosd.supervisor.totals import Totals
 from chronosd.supervisor.verdict import Verdict, judge
 from chronosd.supervisor.worker import Worker
 
@@ -61,10 +63,14 @@ class Rounds:
         """Every queue that was served since the start."""
         self._fleet = fleet
         self._grace = Grace(config.recover_min_idle)
-        self._recovery = Recovery(self._namespace, config.recover_min_idle, policy_of(config))
+        self.totals = Totals(lambda: fleet.kinds)
+        self._recovery = Recovery(
+            self._namespace, config.recover_min_idle, policy_of(config), totals=self.totals
+        )
         self._inheritance = Inheritance(runtime, self._recovery, now)
         self._groundwork = Groundwork(self._namespace, self._keys(self._queues), self._grace)
         self._pauses = Pauses(self._namespace, self._queues, fleet.pause)
+        self._groundwork.on_clock = fleet.set_clock
         self._lease = Lease(self._namespace, lambda: fleet, config.heartbeat_interval, self._grace)
         self._burst: Burst | None = None
         self._is_burst = is_burst
@@ -102,15 +108,16 @@ class Rounds:
             policy=policy_of(config),
             grace=self._grace,
             own_entries=self._own_entries,
+            totals=self.totals,
         )
         limits = {queue: given for queue in queues if (given := Limit.of(config.queues[queue.name]))}
         work: list[Work] = [
             Forwarder(queues, config.forward_interval),
             Limits(limits, lambda: self._fleet, lambda: self._pauses.paused),
-            Strays(self._namespace, lambda: self._fleet, config.heartbeat_interval),
+            Strays(self._namespace, lambda: self._fleet, config.heartbeat_interval, totals=self.totals),
             Cancels(self._namespace, lambda: self._fleet),
             recoverer,
-            Janitor(queues, config.janitor),
+            Janitor(queues, config.janitor, self.totals),
             Announcer(self._namespace, self._incarnation.name, config.recover_min_idle),
         ]
         if self._is_burst:
@@ -258,6 +265,9 @@ class Rounds:
             tasks=verdict.counts,
             **({"stack": stack} if stack else {}),
         )
+        reason = "died" if worker.reason is None else worker.reason.name.lower()
+        self.totals.add(WORKER_EXITS, reason, "" if exit_.signal is None else str(exit_.signal))
+        self.totals.fold(board)
         if not worker.has_begun:
             # It was never let through the gate: Redis has not heard of it.
             board.close()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from chronosd.board import Board
+from chronosd.board import Board, Cell
 from chronosd.config.schema import Config
 from chronosd.link import Link, WorkerSpec, board_capacity
 from chronosd.log import get_logger
@@ -42,6 +42,8 @@ class Spawner:
         self._descriptors = descriptors
         self._on_death = on_death
         self._generation = 0
+        self.server_clock_ns = 0
+        """For the boards: see `Cell.SERVER_CLOCK`."""
 
     def spawn(
         self, index: int, config: Config, revision: int, now: float, on_word: Callable[[Worker], None]
@@ -68,6 +70,7 @@ class Spawner:
                 queues=tuple(config.queues),
                 tally_cells=cells_needed(len(config.queues)),
             )
+            board.cells[Cell.SERVER_CLOCK] = self.server_clock_ns
             undo.callback(board.unlink)
             undo.callback(board.close)
             ours, theirs = Link.pair()

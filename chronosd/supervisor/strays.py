@@ -17,8 +17,10 @@ from chronosd.broker.consume import pending_for, release
 from chronosd.broker.keys import Namespace
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
+from chronosd.metrics import RECOVERED
 from chronosd.supervisor.overrun import beat_age_s
 from chronosd.supervisor.steps import Done
+from chronosd.supervisor.totals import Totals
 from chronosd.supervisor.worker import Phase, Worker
 
 log = get_logger("chronosd.supervisor")
@@ -42,7 +44,9 @@ class Strays:
         workers: Callable[[], Iterable[Worker]],
         list_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
+        totals: Totals | None = None,
     ) -> None:
+        self._totals = totals or Totals()
         self._namespace = namespace
         self._workers = workers
         self._list_interval_s = max(list_interval_s, 1.0)
@@ -118,6 +122,7 @@ class Strays:
         names = list(by_queue)
         replies = yield [settle.look(self._namespace.queue(name), by_queue[name]) for name in names]
         commands: list[Command[list[bytes]]] = []
+        sent: list[tuple[str, int]] = []
         returned = 0
         for name, rows in zip(names, replies, strict=True):
             if isinstance(rows, BrokerError):
@@ -127,14 +132,16 @@ class Strays:
             pairs = [(row.entry, row.task_id) for row in rows if row.task_id]
             if pairs:
                 commands.append(release(self._namespace.queue(name), pairs))
+                sent.append((name, len(pairs)))
                 returned += len(pairs)
         if not commands:
             return 0
-        for reply in (yield commands):
+        for (name, count), reply in zip(sent, (yield commands), strict=True):
             if isinstance(reply, BrokerError):
                 errors[""] = reply
             else:
                 returned -= len(reply)
+                self._totals.add(RECOVERED, name, "stray", n=count - len(reply))
         if returned:
             log.warning(
                 "handed back what a worker would not have started", count=returned, entries=found[:20]
