@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from chronosd.broker.cancel import Cancellation, cancel_anywhere
 from chronosd.broker.commands import Command
 from chronosd.broker.enqueue import register_queues
 from chronosd.broker.runner import SyncRunner
@@ -27,7 +28,7 @@ from chronosd.submission import (
     TaskInfo,
 )
 
-__all__ = ["AsyncClient", "Client", "TaskInfo"]
+__all__ = ["AsyncClient", "Cancellation", "Client", "TaskInfo"]
 
 T = TypeVar("T")
 
@@ -157,6 +158,22 @@ class Client:
             bulk.fail(exc)
         else:
             bulk.note(batch)
+
+    def cancel(self, task_id: str, queue: str | None = None, *, force: bool = False) -> Cancellation:
+        """Cancels a task: one that waits is deleted, one that runs is told to end and does not run again.
+
+        An async handler is cancelled within about a second. A sync one cannot be: it runs on, and a success
+        of it counts; with ``force`` its worker is killed, whose other tasks go back uncharged. A task that
+        was cancelled while it ran is archived with the error ``cancelled``.
+
+        Args:
+            queue: where it is; without it, all queues are looked through.
+
+        Returns what was found and done. Raises TaskNotFound, BrokerUnavailable, BrokerRefused.
+        """
+        namespace = self._drafter.namespace
+        keys = None if queue is None else namespace.queue(queue)
+        return self._runner.drive(cancel_anywhere(namespace, task_id, keys, force=force))[1]
 
     def close(self) -> None:
         """Closes the connections; the client can be used again."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from chronosd.broker.cancel import Cancellation, cancel_anywhere
+from chronosd.broker.commands import Steps
 from chronosd.broker.runner import AsyncRunner
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
 from chronosd.delivery import Bulk, accepted, batched, delivery, retold
@@ -116,6 +118,13 @@ class AsyncClient:
                 task.cancel()
         return bulk.result()
 
+    async def cancel(self, task_id: str, queue: str | None = None, *, force: bool = False) -> Cancellation:
+        """Cancels a task; as `chronosd.Client.cancel`."""
+        namespace = self._drafter.namespace
+        keys = None if queue is None else namespace.queue(queue)
+        outbox = await self._outbox()
+        return (await outbox.drive(cancel_anywhere(namespace, task_id, keys, force=force)))[1]
+
     async def aclose(self) -> None:
         """Waits for what is under way in this event loop and closes its connection; usable again after."""
         outbox = self._outboxes.pop(asyncio.get_running_loop(), None)
@@ -215,6 +224,10 @@ class _Outbox:
             call.timer = loop.call_at(limit, self._due, call)
         else:
             call.fail(BrokerUnavailable("timed out", maybe_enqueued=call.sent))
+
+    async def drive(self, steps: Steps[T]) -> T:
+        """Runs a procedure. Raises BrokerError."""
+        return await self._runner.drive(steps)
 
     async def deliver(self, batches: Sequence[Sequence[Draft]], *, in_doubt: bool = False) -> None:
         """Sends batches; every draft has its reply afterwards. Raises BrokerUnavailable."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from chronosd.broker import audit, consumers, inspect
+from chronosd.broker.cancel import Cancellation, cancel_anywhere
 from chronosd.broker.census import Census
 from chronosd.broker.consumers import Consumer, QueueDetails
 from chronosd.broker.finding import Expected, Finding
@@ -21,6 +22,8 @@ from chronosd.states import State
 from chronosd.submission import DEFAULT_TIMEOUT_S
 
 __all__ = [
+    "Cancellation",
+    "CancelledTask",
     "Consumer",
     "Examination",
     "Expected",
@@ -50,6 +53,15 @@ class Examination:
     def is_sound(self) -> bool:
         """Whether nothing is wrong; warnings may be there."""
         return not any(finding.is_error for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledTask:
+    """What a cancellation found, and did."""
+
+    id: str
+    queue: str
+    done: Cancellation
 
 
 class Inspector:
@@ -163,6 +175,23 @@ class Inspector:
             queues = ", ".join(repr(task.queue) for task in found)
             raise TaskNotFound(f"task {task_id!r} is in several queues, say which: {queues}")
         return found[0]
+
+    def cancel(self, task_id: str, queue: str | None = None, *, force: bool = False) -> CancelledTask:
+        """Cancels a task: one that waits is deleted, one that runs is told to end and does not run again.
+
+        An async handler is cancelled within about a second. A sync one cannot be: it runs on, and a success
+        of it counts; with ``force`` its worker is killed, whose other tasks go back uncharged. A task that
+        was cancelled while it ran is archived with the error ``cancelled``.
+
+        Args:
+            queue: where it is; without it, all queues are looked through.
+
+        Raises TaskNotFound, BrokerUnavailable, BrokerRefused.
+        """
+        _check_id(task_id)
+        keys = None if queue is None else self._namespace.queue(queue)
+        where, done = self._runner.drive(cancel_anywhere(self._namespace, task_id, keys, force=force))
+        return CancelledTask(task_id, where, done)
 
     def examine(self, *, deep: bool = False, expected: Expected | None = None) -> Examination:
         """Looks for what is wrong with the server and the queues, and how to mend it.

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from chronosd.broker.commands import BATCH, Command, call, script, text
-from chronosd.broker.keys import GROUP, QueueKeys
+from chronosd.broker.commands import BATCH, Command, Steps, call, plain, script, text
+from chronosd.broker.inspect import is_name, queue_names
+from chronosd.broker.keys import GROUP, Namespace, QueueKeys
+from chronosd.errors import BrokerError, TaskNotFound
 
 CANCELLED = "cancelled"
 """The error of a task that was cancelled while it ran."""
@@ -59,6 +61,44 @@ def cancel(queue: QueueKeys, task_id: str, *, force: bool = False) -> Command[Ca
     keys = (queue.stream, queue.scheduled, queue.retry, queue.task(task_id), queue.cancelled)
     args: list[Any] = [GROUP, task_id, "1" if force else "0", queue.task_prefix, _DEPTH]
     return call(script("cancel"), keys, args, lambda word: Cancellation(text(word)))
+
+
+def cancel_anywhere(
+    namespace: Namespace, task_id: str, queue: QueueKeys | None = None, *, force: bool = False
+) -> Steps[tuple[str, Cancellation]]:
+    """Cancels a task; without ``queue`` it is looked for in all of them. Returns its queue and what was done.
+
+    Raises TaskNotFound, also if several queues have a task of that id; BrokerError.
+    """
+    if queue is None:
+        queue = yield from holder(namespace, task_id)
+    (done,) = yield [cancel(queue, task_id, force=force)]
+    if isinstance(done, BrokerError):
+        raise done
+    if done is Cancellation.ABSENT:
+        raise TaskNotFound(f"no task {task_id!r} in queue {queue.name!r}")
+    return queue.name, done
+
+
+def holder(namespace: Namespace, task_id: str) -> Steps[QueueKeys]:
+    """The queue that has a task of that id. Raises TaskNotFound if there is none, or more than one."""
+    names = yield from queue_names(namespace)
+    queues = [namespace.queue(name) for name in names if is_name(namespace, name)]
+    found: list[QueueKeys] = []
+    for start in range(0, len(queues), BATCH):
+        part = queues[start : start + BATCH]
+        replies = yield [plain("EXISTS", queue.task(task_id)) for queue in part]
+        for queue, reply in zip(part, replies, strict=True):
+            if isinstance(reply, BrokerError):
+                raise reply
+            if reply:
+                found.append(queue)
+    if not found:
+        raise TaskNotFound(f"no task {task_id!r} in any queue of namespace {namespace.prefix!r}")
+    if len(found) > 1:
+        names_ = ", ".join(repr(queue.name) for queue in found)
+        raise TaskNotFound(f"task {task_id!r} is in several queues, say which: {names_}")
+    return found[0]
 
 
 def cancelled(queue: QueueKeys) -> Command[list[Mark]]:

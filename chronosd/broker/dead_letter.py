@@ -5,7 +5,8 @@ Its arguments say what died::
     {"id": ..., "kind": ..., "queue": ..., "error": ..., "retried": ..., "crashes": ..., "died_at": unix seconds}
 
 ``kind`` is empty where the message could not be read. A task that was enqueued with ``discard`` leaves no dead
-letter, and the dead letter of such a task itself is followed by nothing: it would follow itself for ever.
+letter, and the dead letter of such a task itself is followed by nothing: it would follow itself for ever. Nor
+is that of a task that somebody has cancelled: they know.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chronosd.broker.cancel import CANCELLED
 from chronosd.broker.consume import Dead
 from chronosd.broker.follow import NextTask, Place
 from chronosd.broker.keys import Field, Namespace, QueueKeys
@@ -59,7 +61,7 @@ class DeadLetters:
     def _follow(
         self, task_id: str, kind: str, queue: QueueKeys, error: str, retried: int, crashes: int
     ) -> Sequence[NextTask]:
-        if kind == self.kind:
+        if kind == self.kind or error == CANCELLED:
             return ()
         args = {
             "id": task_id,

@@ -162,7 +162,7 @@ def show_task(queue: QueueKeys, task_id: str) -> Command[TaskDetails | None]:
 def find_task(namespace: Namespace, task_id: str) -> Steps[tuple[TaskDetails, ...]]:
     """Looks for a task in every queue. Ids are unique per queue only, so there may be several."""
     names = yield from queue_names(namespace)
-    queues = [namespace.queue(name) for name in names if _is_name(namespace, name)]
+    queues = [namespace.queue(name) for name in names if is_name(namespace, name)]
     found: list[TaskDetails] = []
     for start in range(0, len(queues), BATCH):
         results = yield [show_task(queue, task_id) for queue in queues[start : start + BATCH]]
@@ -268,7 +268,8 @@ def _offset(after: str) -> int:
     return int(after or 0)
 
 
-def _is_name(namespace: Namespace, name: str) -> bool:
+def is_name(namespace: Namespace, name: str) -> bool:
+    """Whether a registered name can stand in a key of ours."""
     try:
         namespace.queue(name)
     except ValueError:  # Go takes names that we do not; there is no key to look under

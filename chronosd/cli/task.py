@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chronosd.cli.cancel import cancel
 from chronosd.cli.options import find_server, json_option, reaching, server_options
 from chronosd.cli.output import instant, json_text, print_fields, print_json, print_table, span
 from chronosd.states import State
@@ -23,6 +24,9 @@ _BRIEF = 60
 @click.group(short_help="Look at tasks.")
 def task() -> None:
     """Looks at tasks."""
+
+
+task.add_command(cancel)
 
 
 @task.command("ls")
