@@ -267,8 +267,6 @@ class Config(_Section):
 
 
 NOT_YET: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...] = (
-    (("queues", "*", "max_in_flight"), (None,)),
-    (("queues", "*", "rate_limit"), (None,)),
     (("schedules",), ({},)),
     (("http",), (None,)),
 )
