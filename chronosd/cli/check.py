@@ -76,7 +76,7 @@ def _facts(config: Config, handlers: dict[str, Any]) -> dict[str, Any]:
         "namespace": config.namespace,
         "workers": config.workers,
         "concurrency": config.concurrency,
-        "queues": {name: {"weight": queue.weight} for name, queue in config.queues.items()},
+        "queues": {name: queue.model_dump() for name, queue in config.queues.items()},
         "handlers": handlers,
     }
 

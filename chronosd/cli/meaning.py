@@ -25,6 +25,7 @@ def describe(config: Config, handlers: dict[str, Any]) -> list[tuple[str, str]]:
             f" up to {_count(tasks, 'task')}{threads}",
         ),
         ("order", _order(config)),
+        *_limits(config),
         ("retries", _retries(config, handlers)),
         ("timeout", _timeout(config)),
         (
@@ -60,6 +61,21 @@ def _order(config: Config) -> str:
     if config.strict_priority:
         return f"strictly {' before '.join(by_weight)}: a later one waits while an earlier one has work"
     return "by weight while every queue has work; the share of an idle queue goes to the others"
+
+
+def _limits(config: Config) -> list[tuple[str, str]]:
+    said = []
+    for name, queue in config.queues.items():
+        parts = []
+        if queue.max_in_flight is not None:
+            parts.append(f"at most {_count(queue.max_in_flight, 'task')} in flight")
+        if queue.rate_limit is not None:
+            starts, _, unit = queue.rate_limit.partition("/")
+            long = {"s": "second", "m": "minute", "h": "hour", "d": "day"}[unit]
+            parts.append(f"{starts} started per {long}")
+        if parts:
+            said.append(f"{name}: {' and '.join(parts)}")
+    return [("limits", f"{'; '.join(said)}; in the whole cluster, so the same on every host")] if said else []
 
 
 def _retries(config: Config, handlers: dict[str, Any]) -> str:

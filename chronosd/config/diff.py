@@ -126,7 +126,9 @@ def _text(value: Any, info: Any = None) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, QueueConfig):
-        return f"weight {value.weight}"
+        limits = {"max_in_flight": value.max_in_flight, "rate_limit": value.rate_limit}
+        said = [f"weight {value.weight}", *(f"{k} {v}" for k, v in limits.items() if v is not None)]
+        return ", ".join(said)
     if isinstance(value, HandlerConfig):
         return value.path
     if isinstance(value, BaseModel):

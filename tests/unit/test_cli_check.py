@@ -80,7 +80,8 @@ def test_json_says_the_same_for_programs(project: Path, capfd: pytest.CaptureFix
     assert main(["check", "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
     assert said["ok"] is True
-    assert said["queues"] == {"high": {"weight": 3}, "low": {"weight": 1}}
+    free = {"max_in_flight": None, "rate_limit": None}
+    assert said["queues"] == {"high": {"weight": 3, **free}, "low": {"weight": 1, **free}}
     assert said["handlers"]["crunch"]["timeout_s"] == 120
     assert said["handlers"]["mail"]["async"] is True
 
@@ -214,3 +215,13 @@ def test_a_problem_is_taken_apart_or_left_whole() -> None:
     }
     assert parts_of("no configuration: name one") == {"message": "no configuration: name one"}
     assert parts_of("c.yaml:3:1: control character U+0000; remove it")["path"] == ""
+
+
+def test_limits_are_said_in_a_sentence(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    queues = "{low: {max_in_flight: 1, rate_limit: 6/m}, fast: {rate_limit: 100/s}, free: 1}"
+    (project / "chronos.yaml").write_text(f"queues: {queues}\nhandlers: {{mail: 'jobs:mail'}}\n")
+    main(["check"])
+    said = (
+        "low: at most 1 task in flight and 6 started per minute; fast: 100 started per second; in the whole"
+    )
+    assert said in capfd.readouterr().out
