@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chronosd.broker import audit, consumers, inspect
+from chronosd.broker import audit, consumers, inspect, pause
 from chronosd.broker.cancel import Cancellation, cancel_anywhere
 from chronosd.broker.census import Census
 from chronosd.broker.consumers import Consumer, QueueDetails
@@ -142,6 +142,22 @@ class Inspector:
         """
         keys = self._namespace.queue(queue)
         return self._runner.drive(consumers.queue_details(self._namespace, keys, silent_s))
+
+    def pause(self, queue: str) -> bool:
+        """Has nobody, on any host, start further tasks of a queue, from within a second on; what runs is
+        finished. True if it was not paused before. Raises InvalidTask for a name that cannot be a queue's.
+        """
+        return self._runner.run(pause.pause(self._namespace, self._namespace.queue(queue).name))
+
+    def resume(self, queue: str) -> bool:
+        """Ends a pause, within a second. True if the queue was paused before. Takes any name: the set may
+        hold one that cannot be a queue's here.
+        """
+        return self._runner.run(pause.resume(self._namespace, queue))
+
+    def paused_queues(self) -> tuple[str, ...]:
+        """The names of all paused queues, sorted; there may be some that no queue has."""
+        return self._runner.run(pause.paused(self._namespace))
 
     def list_tasks(self, queue: str, state: State | str, after: str = "", limit: int = 50) -> TaskPage:
         """A page of a queue's tasks in one state.

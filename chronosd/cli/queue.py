@@ -9,14 +9,19 @@ import click
 
 from chronosd.cli.options import find_server, json_option, reaching, server_options
 from chronosd.cli.output import note, print_fields, print_json, print_table, span
+from chronosd.cli.pause import pause, resume
 
 if TYPE_CHECKING:
     from chronosd.inspector import Consumer
 
 
-@click.group(short_help="Look at queues.")
+@click.group(short_help="Look at queues, pause and resume them.")
 def queue() -> None:
-    """Looks at queues."""
+    """Looks at queues, pauses and resumes them."""
+
+
+queue.add_command(pause)
+queue.add_command(resume)
 
 
 _MOST_CONSUMERS = 50
