@@ -30,4 +30,5 @@ def pause(namespace: Namespace, queue: str) -> Command[bool]:
 
 def resume(namespace: Namespace, queue: str) -> Command[bool]:
     """Ends a pause. True if the queue was paused before."""
-    return plain("SREM", namespace.paused, queue, parse=bool)
+    # what a shell passes on may be no UTF-8, and so may be what others put there
+    return plain("SREM", namespace.paused, queue.encode("utf-8", "surrogateescape"), parse=bool)
