@@ -7,6 +7,10 @@ queue share a cluster slot):
 ``P:queues``                set     every queue name ever enqueued to
 ``P:paused``                set     names of paused queues
 ``P:daemons``               zset    ``name recover_min_idle_ms``; score = last heard of, unix seconds
+``P:schedules``             hash    schedule id -> JSON: kind, queue, spec, when it was last looked after
+``P:sched:<id>:last``       string  newest trigger fired or passed over, or when it was first seen; only grows
+``P:sched:<id>:fired``      string  newest trigger fired. Ours alone
+``P:sched:<id>:lease``      string  name of the daemon that fires it, with a TTL. Ours alone
 ``P:{Q}:stream``            stream  ready tasks; each entry has one field, ``task_id``
 ``P:{Q}:t:<id>``            hash    ``msg`` (JSON), ``state`` (number), and :class:`Field`'s
 ``P:{Q}:scheduled``         zset    waiting for a first attempt; score = due, unix seconds
@@ -15,6 +19,7 @@ queue share a cluster slot):
 ``P:{Q}:completed``         zset    kept successes; score = expiry, unix seconds
 ``P:{Q}:cancelled``         zset    marks of cancelled runs, see lua/cancel.lua; score = unix seconds
 ``P:{Q}:unique:<k>:<sha>``  string  id of the task that holds the lock, with a TTL
+``P:{Q}:pdedup:<id>``       string  ``1``: that trigger of a schedule has fired, with a TTL
 ``P:{Q}:group:<g>``         set     members of an open group that have not succeeded, with a TTL
 ``P:{Q}:groupresult:<g>``   hash    member's index -> base64 of its result, with a TTL
 ``P:{Q}:groupnew:<g>``      hash    messages of a large group that is being made, with a TTL; ours
@@ -128,10 +133,24 @@ class QueueKeys:
         """The messages of a group that is being made, and cannot be stored in one request."""
         return f"{self.task_prefix[: -len('t:')]}groupnew:{group_id}"
 
+    def trigger(self, task_id: str) -> str:
+        """The mark that a trigger has fired, which chronos-go looks at too."""
+        return f"{self.task_prefix[: -len('t:')]}pdedup:{task_id}"
+
     @property
     def sets(self) -> tuple[str, str, str, str]:
         """Scheduled, retry, archived, completed: the order in which scripts take them."""
         return (self.scheduled, self.retry, self.archived, self.completed)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleKeys:
+    """The keys of one schedule."""
+
+    id: str
+    last: str
+    fired: str
+    lease: str
 
 
 def check_name(kind: str, name: str) -> str:
@@ -166,6 +185,16 @@ class Namespace:
     def daemons(self) -> str:
         """Sorted set of the daemons that run, with what all of them must agree on. Ours alone."""
         return f"{self.prefix}:daemons"
+
+    @property
+    def schedules(self) -> str:
+        """Hash of the schedules that somebody looks after, or did."""
+        return f"{self.prefix}:schedules"
+
+    def schedule(self, schedule_id: str) -> ScheduleKeys:
+        """The keys of one schedule."""
+        base = f"{self.prefix}:sched:{schedule_id}:"
+        return ScheduleKeys(schedule_id, base + "last", base + "fired", base + "lease")
 
     def queue(self, name: str) -> QueueKeys:
         """The keys of queue ``name``. Raises InvalidTask for a name that cannot be one."""

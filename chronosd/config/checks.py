@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from chronosd.config.fields import Seconds, retype
 from chronosd.config.nodes import Problem
 from chronosd.config.report import at, got
+from chronosd.config.schedules import check_schedules
 from chronosd.config.schema import NOT_YET, Config, RetryConfig
 from chronosd.config.tree import Loc, Tree
 from chronosd.durations import format_duration
@@ -27,6 +28,7 @@ def check(tree: Tree) -> Iterator[Problem]:
     yield from _heartbeat(tree)
     yield from _backoff(tree)
     yield from _two_passwords(tree)
+    yield from check_schedules(tree)
 
 
 def _not_yet(tree: Tree) -> Iterator[Problem]:

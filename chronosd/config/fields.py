@@ -45,9 +45,10 @@ Flag = Annotated[bool, Strict(), BeforeValidator(retype)]
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Marks a float as a duration of at least ``least`` seconds."""
+    """Marks a float as a duration of at least ``least`` seconds, if ``whole`` without a fraction of one."""
 
     least: float = 0.0
+    whole: bool = False
 
     def read(self, value: Any) -> float:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -60,6 +61,8 @@ class Seconds:
             raise ValueError(f"must be at least {format_duration(self.least)}")
         if seconds > MAX_DURATION_S:
             raise ValueError(f"must be at most {format_duration(MAX_DURATION_S)}")
+        if self.whole and seconds != int(seconds):
+            raise ValueError("must be a whole number of seconds")
         return seconds
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -7,6 +7,7 @@ found.
 from __future__ import annotations
 
 import os
+import ipaddress
 import re
 from difflib import get_close_matches
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, WithJsonSchema
 
+from chronosd import cron
 from chronosd.config.expand import Expanded
 
 
@@ -166,6 +168,9 @@ def _listen(value: Any) -> str:
     try:
         url = urlsplit(f"//{text}")
         usable = bool(url.hostname) and url.port is not None and url.netloc == text
+        # an address, not a name: to look one up may take for ever, and the supervisor waits for nobody
+        if usable and url.hostname != "localhost":
+            ipaddress.ip_address(url.hostname or "")
     except ValueError:
         usable = False
     if not usable or "@" in text:
@@ -179,6 +184,21 @@ def _rate(value: Any) -> str:
     if not re.fullmatch(r"[1-9][0-9]{0,8}/(s|m|h|d)", text):
         raise ValueError(expected)
     return text
+
+
+def _schedule(value: Any) -> str:
+    return _printable(_text(value), "a name", 200)
+
+
+def _cron(value: Any) -> str:
+    text = _text(value, cron.EXPECTED)
+    cron.parse(text)
+    return text
+
+
+def _timezone(value: Any) -> str:
+    text = _text(value, "must be the name of a time zone such as Europe/Berlin")
+    return cron.check_timezone(text)
 
 
 ImportPath = Annotated[
@@ -214,4 +234,7 @@ Listen = Annotated[str, BeforeValidator(_listen), WithJsonSchema({"type": "strin
 Rate = Annotated[
     str, BeforeValidator(_rate), WithJsonSchema({"type": "string", "pattern": "^[1-9][0-9]*/[smhd]$"})
 ]
+ScheduleName = Annotated[str, BeforeValidator(_schedule), WithJsonSchema({"type": "string", "minLength": 1})]
+CronSpec = Annotated[str, BeforeValidator(_cron), WithJsonSchema({"type": "string", "minLength": 1})]
+TimeZone = Annotated[str, BeforeValidator(_timezone), WithJsonSchema({"type": "string", "minLength": 1})]
 Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": "string"})]

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from chronosd.config import fields as f
 from chronosd.config import names as n
+from chronosd.cron import Rule, rule_of
 from chronosd.durations import parse_duration, parse_size
 from chronosd.errors import ConfigError
 
@@ -111,14 +112,23 @@ class ScheduleConfig(_Section):
     """A task enqueued again and again; exactly one of cron and every."""
 
     kind: n.KindName = Field(description="kind of the task to enqueue")
-    cron: n.Text | None = _key(None, "five cron fields, such as 0 3 * * *")
-    every: Annotated[float, f.Seconds(least=1.0)] | None = _key(None, "interval, such as 30s")
-    timezone: n.Text | None = _key(None, "time zone of the cron fields, such as Europe/Berlin; default UTC")
+    cron: n.CronSpec | None = _key(None, "five cron fields, such as 0 3 * * *")
+    every: Annotated[float, f.Seconds(least=1.0, whole=True)] | None = _key(
+        None, "interval of whole seconds, such as 30s"
+    )
+    timezone: n.TimeZone | None = _key(
+        None, "time zone of the cron fields, such as Europe/Berlin; default UTC"
+    )
     args: Any = _key({}, "arguments of the task; ${VAR} is not expanded here")
     queue: n.QueueName = _key("default", "queue to enqueue it to")
     misfire: Annotated[Literal["skip", "fire_once"], f.Word] = _key(
         "skip", "what to do with times that passed while no daemon ran"
     )
+
+    @property
+    def rule(self) -> Rule:
+        """When it fires."""
+        return rule_of(self.cron, self.every, self.timezone)
 
 
 class RecycleConfig(_Section):
@@ -193,7 +203,7 @@ class Config(_Section):
     middleware: tuple[n.ImportPath, ...] = _key((), "wrapped around every handler, outermost first")
     lifespan: n.ImportPath | None = _key(None, "async context manager per worker; its value is task.state")
     on_dead_letter: DeadLetterConfig | None = _key(None, "task enqueued for each task that is archived")
-    schedules: dict[n.Text, ScheduleConfig] = _key({}, "tasks enqueued at times, by name")
+    schedules: dict[n.ScheduleName, ScheduleConfig] = _key({}, "tasks enqueued at times, by name")
     timeout: Annotated[float, f.Seconds(least=0.001)] = _duration("30m", "time one attempt may take")
     startup_timeout: Annotated[float, f.Seconds(least=0.1)] = _duration(
         "60s", "how long start-up waits for Redis and for the workers"
@@ -267,7 +277,6 @@ class Config(_Section):
 
 
 NOT_YET: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...] = (
-    (("schedules",), ({},)),
     (("http",), (None,)),
 )
 """Keys whose feature is not built yet, and the spellings of the default, which is all they take."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import Namespace, QueueKeys
 from chronosd.broker.limit import Limit
+from chronosd.broker.schedule import Schedule, schedules_of
 from chronosd.broker.settle import Fate, Policy
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError
@@ -31,6 +32,7 @@ from chronosd.supervisor.pauses import Pauses
 from chronosd.supervisor.process import Exit
 from chronosd.supervisor.recoverer import Grace, Recoverer
 from chronosd.supervisor.recovery import Recovery
+from chronosd.supervisor.scheduler import Scheduler
 from chronosd.supervisor.stacks import is_in_handler_thread
 from chronosd.supervisor.steps import Runner, Step, Work
 from chronosd.supervisor.strays import Strays
@@ -78,6 +80,11 @@ class Rounds:
         self._groundwork_step = Step(self._groundwork, now=now)
         self._pauses_step = Step(self._pauses, now=now)
         self._lease_step = Step(self._lease, now=now)
+        host = incarnation.name.rpartition("-")[0]
+        self.scheduler = Scheduler(
+            self._namespace, incarnation.name, f"{host}:{config.path}", self._schedules(config)
+        )
+        self._scheduler_step = Step(self.scheduler, now=now)
         self.names = Names(self._namespace)
         self._names_step = Step(self.names, now=float("inf"))
         self._names_step.returned_at = now
@@ -90,12 +97,17 @@ class Rounds:
             self._groundwork_step,
             self._pauses_step,
             self._names_step,
+            self._scheduler_step,
             *self._configured_steps,
         ]
         self._stuck: frozenset[str] = frozenset()
 
     def _keys(self, names: Iterable[str]) -> list[QueueKeys]:
         return [self._namespace.queue(name) for name in names]
+
+    def _schedules(self, config: Config) -> tuple[Schedule, ...]:
+        # A burst works off what is there; with a schedule there would be no end to it.
+        return () if self._is_burst else schedules_of(config)
 
     def _configured(self, config: Config) -> list[Work]:
         """The work that is made anew for each configuration, always in the same order."""
@@ -164,6 +176,8 @@ class Rounds:
         self._recovery.tune(config.recover_min_idle, policy_of(config))
         self._lease.interval_s = config.heartbeat_interval
         self._lease_step.poke(now)
+        self.scheduler.tune(self._schedules(config))
+        self._scheduler_step.poke(now)
         for step, work in zip(self._configured_steps, self._configured(config), strict=True):
             step.take(work, now)
 
@@ -305,8 +319,11 @@ class Rounds:
         return "; ".join(self._recovery_step.troubles.values())
 
     def begin_stop(self) -> None:
-        """Only leases and settlements go on: whoever still runs keeps what it has."""
-        self._steps = [self._recovery_step, self._lease_step, self._names_step]
+        """Only leases, settlements and schedules go on: whoever still runs keeps what it has.
+
+        A time that comes during a long drain would else pass unseen.
+        """
+        self._steps = [self._recovery_step, self._lease_step, self._names_step, self._scheduler_step]
 
     def hasten(self) -> None:
         """Every worker is gone: the last settlements, and the recoverer's own consumer."""
@@ -318,7 +335,9 @@ class Rounds:
             )
         self._recovery.hasten()
         self._recovery_step.poke(time.monotonic())
-        self._steps = [self._recovery_step]
+        self.scheduler.leave()
+        self._scheduler_step.poke(0.0)  # before the last settlements, whose end is the daemon's
+        self._steps = [self._recovery_step, self._scheduler_step]
 
     @property
     def is_settled(self) -> bool:

@@ -57,6 +57,11 @@ URLS = (
     "localhost", "redi://localhost", "'redis://'", "redis://h:port/0", "redis://h:70000", "redis://h/zero",
     "'redis://h/0 '", "'redis://h/#'", "'unix://'", "embedded://data", "'redis://[::1'", "''",
 )  # fmt: skip
+CRONS = (
+    "''", "'* * * *'", "'* * * * * *'", "'60 * * * *'", "'0 0 30 2 *'", "'0 0 * * 7'", "'0 0 L * *'",
+    "'@reboot'", "'@every 1.5s'", "'@every'", "'TZ=Nowhere/X 0 0 * * *'", "'*/0 * * * *'", "'9-5 * * * *'",
+)  # fmt: skip
+ZONES = ("''", "Europe/Berlni", "/etc/localtime", "Europe", "CEST+2")
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     # what is no section: a list, a number, a text, nothing
@@ -98,9 +103,12 @@ KEYS: dict[str, Key] = {
     "on_dead_letter.kind": text("dead", "null"),
     "on_dead_letter.queue": text("default", "null"),
     "schedules.tick.kind": text("tick", "null"),
-    "schedules.tick.cron": text('"0 3 * * *"'),
-    "schedules.tick.every": duration("30s", "0", "0.5", nullable=True),
-    "schedules.tick.timezone": text("Europe/Berlin"),
+    "schedules.tick.cron": text("0 3 * * *", *CRONS),
+    # none, for it stands beside cron
+    "schedules.tick.every": duration("null", "0", "0.5", nullable=True),
+    "schedules.tick.timezone": text(
+        "Europe/Berlin", "''", "Europe/Berlni", "/etc/localtime", "Europe", "CEST+2"
+    ),
     "schedules.tick.args": Key("{}", ()),
     "schedules.tick.queue": text("default", "null"),
     "schedules.tick.misfire": word("skip"),

@@ -86,7 +86,7 @@ def test_the_table_has_every_key_of_the_schema() -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_right_values_of_the_table_are_right(style: str) -> None:
-    values = good(*(p for p in KEYS if p.split(".")[0] in ("on_dead_letter", "schedules", "http")))
+    values = good(*(p for p in KEYS if p.split(".")[0] in ("on_dead_letter", "http")))
     written = write(style, values)
     config = parse(written.text, source="chronos.yaml", base=Path("/etc/chronosd"), env={})
     for path, marks in written.marks.items():
@@ -206,7 +206,7 @@ def test_every_key_with_a_bad_expansion_is_told_at_its_key(style: str, bad: str)
 def test_every_key_that_expands_to_nonsense_is_told_without_the_value(style: str) -> None:
     values = [(path, '"${SET}<&>${SET}"') for path in KEYS if path != "schedules.tick.args"]
     # any text is right for these in this version
-    free = {"redis.password_file", "schedules.tick.cron", "schedules.tick.timezone", "control_socket"}
+    free = {"redis.password_file", "control_socket"}
     free |= {"on_dead_letter.kind", "on_dead_letter.queue", "schedules.tick.kind", "schedules.tick.queue"}
     free |= {"namespace"}
     written = write(style, values)
@@ -222,7 +222,7 @@ def test_every_key_takes_its_right_value_from_the_environment(style: str) -> Non
     values = [
         (p, v)
         for p, v in values
-        if v != "null" and p.split(".")[0] not in ("on_dead_letter", "schedules", "http")
+        if v != "null" and p.split(".")[0] not in ("on_dead_letter", "http")
     ]
     env = {path.replace(".", "_").upper(): value for path, value in values}
     written = write(style, [(path, f'"${{{path.replace(".", "_").upper()}}}"') for path, _ in values])
