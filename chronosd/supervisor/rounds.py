@@ -21,6 +21,7 @@ from chronosd.supervisor.burst import Burst
 from chronosd.supervisor.cancels import Cancels
 from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.forwarder import Forwarder
+from chronosd.supervisor.gauges import Gauges
 from chronosd.supervisor.groundwork import Groundwork
 from chronosd.supervisor.incarnation import Incarnation
 from chronosd.supervisor.inheritance import Inheritance
@@ -123,6 +124,7 @@ class Rounds:
             totals=self.totals,
         )
         limits = {queue: given for queue in queues if (given := Limit.of(config.queues[queue.name]))}
+        self.gauges = Gauges(self._namespace, config.queues, is_wanted=config.http is not None)
         work: list[Work] = [
             Forwarder(queues, config.forward_interval),
             Limits(limits, lambda: self._fleet, lambda: self._pauses.paused),
@@ -131,6 +133,7 @@ class Rounds:
             recoverer,
             Janitor(queues, config.janitor, self.totals),
             Announcer(self._namespace, self._incarnation.name, config.recover_min_idle),
+            self.gauges,
         ]
         if self._is_burst:
             self._burst = Burst(queues, lambda: self._pauses.paused)
