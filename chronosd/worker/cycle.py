@@ -165,8 +165,6 @@ class Composer:
             slots = len(held.free_slots) - taken - len(held.queues)
             # what one reply brings starts while the next is under way: half as much at a time, then
             most = max(self._concurrency, ahead // 2)
-            astray = self._doubt.astray
-            without = {*resting, *astray} if resting or astray else ()
             shares = dict(self._picker.share(min(free + ahead, slots, most), time.monotonic(), without))
         return [Ask(i, shares.get(i, 0), delivered.get(i, [])) for i in {**delivered, **shares}]
 
