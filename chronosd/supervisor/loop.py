@@ -22,12 +22,14 @@ from chronosd.supervisor.notify import Notifier
 from chronosd.supervisor.orders import Orders
 from chronosd.supervisor.overrun import Overruns
 from chronosd.supervisor.process import Exit
+from chronosd.supervisor.publisher import Publisher
 from chronosd.supervisor.recycle import Recycler
 from chronosd.supervisor.reload import Reload
 from chronosd.supervisor.report import Report
 from chronosd.supervisor.rounds import Rounds
 from chronosd.supervisor.status import Status
 from chronosd.supervisor.verdict import Reason
+from chronosd.supervisor.web import Web
 from chronosd.supervisor.worker import EXIT_COULD_NOT_LOAD, Worker
 
 log = get_logger("chronosd.supervisor")
@@ -79,6 +81,8 @@ class Supervisor:
         self.answers: Answers
         self.control: Control
         self.keeper: Keeper | None = None
+        self.web: Web | None = None
+        self.publisher: Publisher | None = None
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -107,7 +111,8 @@ class Supervisor:
             *(self.fleet, self.redis, self.overruns, self.reload, self.recycler),
             *(self.report, self.control, self.answers),
         ]
-        return timed if self.keeper is None else [*timed, self.keeper]
+        more: list[Timed | None] = [self.keeper, self.web, self.publisher]
+        return [*timed, *(one for one in more if one is not None)]
 
     def handle_gap(self) -> bool:
         """Whether the loop itself stood still: others may have taken our entries, and ours prove nothing."""
@@ -117,6 +122,8 @@ class Supervisor:
             log.warning("supervisor stood still", seconds=round(now - self._turned_at, 1))
             self.rounds.handle_outage("the supervisor stood still", now)
         self._turned_at = now
+        if self.web is not None:
+            self.web.beat()
         return has_stood_still
 
     def handle_timers(self) -> None:
@@ -255,6 +262,7 @@ class Supervisor:
             self.fleet.by_pid(pid) is not None
             or self.reload.is_child(pid)
             or (self.keeper is not None and self.keeper.is_child(pid))
+            or (self.web is not None and self.web.is_child(pid))
         )
 
     def apply(self, config: Config) -> None:
@@ -267,6 +275,8 @@ class Supervisor:
         self.overruns.tune(kill_grace_s=config.kill_grace, stall_timeout_s=config.stall_timeout)
         self.recycler.tune(config.recycle)
         self.report.extend_s = config.startup_timeout
+        if self.web is not None:
+            self.web.apply(config)
 
     # -- stop -----------------------------------------------------------------------------------------
 
@@ -317,3 +327,5 @@ class Supervisor:
         self.rounds.abandon()
         if self.keeper is not None:
             self.keeper.abandon()
+        if self.web is not None:
+            self.web.abandon()

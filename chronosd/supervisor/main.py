@@ -23,12 +23,14 @@ from chronosd.supervisor.loop import EXIT_RUNTIME, Supervisor
 from chronosd.supervisor.notify import Notifier
 from chronosd.supervisor.orders import Orders
 from chronosd.supervisor.overrun import Overruns
+from chronosd.supervisor.publisher import Publisher
 from chronosd.supervisor.recycle import Recycler
 from chronosd.supervisor.reload import Reload
 from chronosd.supervisor.report import Report
 from chronosd.supervisor.rounds import Rounds
 from chronosd.supervisor.spawn import Spawner, WorkerTarget
 from chronosd.supervisor.status import Status
+from chronosd.supervisor.web import Web, WebTarget
 
 log = get_logger("chronosd.supervisor")
 
@@ -37,6 +39,7 @@ def run(
     config: Config,
     *,
     worker_target: WorkerTarget,
+    web_target: WebTarget | None = None,
     server: EmbeddedServer | None = None,
     burst: bool = False,
 ) -> int:
@@ -47,6 +50,7 @@ def run(
 
     Args:
         worker_target: what a worker process does; called in the forked child, returns its exit code.
+        web_target: what the web process does, likewise; None for a daemon without one.
         server: the embedded server, begun or not; kept running, and stopped last.
         burst: end with 0 once nothing is ready, running or due.
     """
@@ -61,6 +65,8 @@ def run(
         runtime = paths.runtime_dir(config.path, config.name, config.namespace)
         url = server.url if server is not None else embedded.resolve(config.redis.url, config.base)
         supervisor.control = _control(config, runtime, supervisor, descriptors)
+        if web_target is not None:
+            supervisor.web = Web(config, web_target, abandon=supervisor.abandon, descriptors=descriptors)
     except (ChronosError, OSError) as error:
         log.error("cannot start", error=str(error))
         return EXIT_RUNTIME
@@ -87,6 +93,8 @@ def run(
         else:
             supervisor.rounds.leave()
             incarnation.close()
+        if supervisor.web is not None:
+            supervisor.web.stop()
         if supervisor.keeper is not None:
             supervisor.keeper.stop()
         notifier.close()
@@ -151,6 +159,8 @@ def _assemble(
         stuck=rounds.stuck,
         extend_s=config.startup_timeout,
     )
+    if supervisor.web is not None:
+        supervisor.publisher = Publisher(supervisor.web, rounds, status)
     orders = supervisor.orders = Orders(
         *(fleet, reload, recycler, overruns),
         stop=supervisor.handle_drain,

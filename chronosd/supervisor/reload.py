@@ -101,6 +101,8 @@ class Reload:
         self.stage = Stage.IDLE
         self.last: Result | None = None
         """How the last one ended."""
+        self.totals = {"success": 0, "failure": 0}
+        """How many have ended, by result."""
         self._is_asked = False
         self._replies: list[Reply] = []
         self._next_replies: list[Reply] = []
@@ -283,6 +285,7 @@ class Reload:
         took_s = round(time.monotonic() - self._began_at, 3)
         self._is_impatient = False
         self.last = Result(problems, code, self._changes, self._warnings, took_s, time.time())
+        self.totals["failure" if problems else "success"] += 1
         self.stage, self._next = Stage.IDLE, None
         if problems:
             log.error("reload failed, the configuration before goes on", took_s=took_s, problems=problems)

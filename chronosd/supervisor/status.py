@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from chronosd import __version__
-from chronosd.board import Cell
+from chronosd.board import Board, Cell
 from chronosd.supervisor.availability import Availability
 from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.overrun import beat_age_s
@@ -43,6 +44,16 @@ class Status:
         if self._reload.is_active:
             return "reloading"
         return "quiet" if self._fleet.is_quiet else "running"
+
+    @property
+    def boards(self) -> list[Board]:
+        """Of every worker that lives."""
+        return [worker.board for worker in self._fleet]
+
+    @property
+    def reloads(self) -> Mapping[str, int]:
+        """How many have ended, by result."""
+        return self._reload.totals
 
     def line(self) -> str:
         """One line for a person, as in ``systemctl status``."""

@@ -2,7 +2,7 @@
 
 A metric's value is what stands here plus what stands on the boards of the living. A dead worker's board is
 added in the turn in which its worker leaves the fleet, so no value is ever seen to go down. What a worker had
-ended without hearing that Redis had taken it, it has not counted; the settlement finds out and counts it here.
+ended and not heard of, although Redis had taken it, it has not counted; the settlement counts it here.
 """
 
 from __future__ import annotations
