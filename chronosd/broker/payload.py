@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
@@ -28,8 +27,10 @@ MAX_RESULT_BYTES = 1024 * 1024
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
-# orjson reads a longer integer as a float, without a word; 19 digits are the first that may not fit
-_LONG_NUMBER = re.compile(rb"\d{19}")
+# orjson reads a longer integer as a float, without a word; 19 digits are the first that may not fit. Looked for
+# in a copy with every digit a zero: for short texts that takes a quarter of what a regular expression takes.
+_LONG_NUMBER = b"0" * 19
+_DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"000000000")
 
 
 def encode_args(args: Any) -> bytes:
@@ -61,7 +62,8 @@ def decode_args(raw: bytes) -> Any:
         MessageError: it is not JSON, is nested too deep, or holds a number that no float can hold.
     """
     try:
-        return _loads_exact(raw) if _LONG_NUMBER.search(raw) else orjson.loads(raw)
+        is_long = _LONG_NUMBER in raw.translate(_DIGITS_AS_ZERO)
+        return _loads_exact(raw) if is_long else orjson.loads(raw)
     except (ValueError, RecursionError) as exc:
         raise MessageError(f"the payload is not JSON: {str(exc)[:200]}") from None
 

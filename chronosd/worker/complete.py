@@ -16,7 +16,7 @@ from chronosd.broker.message import Message
 from chronosd.broker.workflow import follow_ups, without_chain
 from chronosd.errors import InvalidTask, MessageError
 from chronosd.metrics import End
-from chronosd.outcome import Failed, Outcome, Postponed, Rejected, Succeeded
+from chronosd.outcome import SUCCEEDED, Failed, Outcome, Postponed, Rejected, Succeeded
 from chronosd.retry import backoff
 
 UNKNOWN_DELAY_S = 30.0
@@ -42,6 +42,8 @@ def conclude(
     ``base_s`` and ``cap_s`` bound the backoff of its kind; ``free_starts`` counts earlier uncharged starts;
     ``namespace`` is where what follows it goes.
     """
+    if outcome is SUCCEEDED and message.retention <= 0 and not message.workflow:
+        return Done(entry, message.id, message.unique_key)  # what most runs come to, before any matching
     match outcome:
         case Succeeded(result):
             if message.retention <= 0 and not message.workflow:
