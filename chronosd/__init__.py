@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from chronosd.errors import InvalidTask as InvalidTask
     from chronosd.errors import MessageError as MessageError
     from chronosd.errors import PayloadTooLarge as PayloadTooLarge
+    from chronosd.errors import ResultTimeout as ResultTimeout
     from chronosd.errors import RetryIn as RetryIn
     from chronosd.errors import SkipRetry as SkipRetry
+    from chronosd.errors import TaskActive as TaskActive
+    from chronosd.errors import TaskFailed as TaskFailed
     from chronosd.errors import TaskIdConflict as TaskIdConflict
     from chronosd.errors import TaskNotFound as TaskNotFound
     from chronosd.inspector import Inspector as Inspector
@@ -47,10 +50,13 @@ _HOME = {
     "Kind": "kinds",
     "MessageError": "errors",
     "PayloadTooLarge": "errors",
+    "ResultTimeout": "errors",
     "RetryIn": "errors",
     "SkipRetry": "errors",
     "State": "states",
     "Task": "task",
+    "TaskActive": "errors",
+    "TaskFailed": "errors",
     "TaskIdConflict": "errors",
     "TaskInfo": "client",
     "TaskNotFound": "errors",
@@ -71,10 +77,13 @@ __all__ = [
     "Kind",
     "MessageError",
     "PayloadTooLarge",
+    "ResultTimeout",
     "RetryIn",
     "SkipRetry",
     "State",
     "Task",
+    "TaskActive",
+    "TaskFailed",
     "TaskIdConflict",
     "TaskInfo",
     "TaskNotFound",

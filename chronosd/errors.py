@@ -13,6 +13,9 @@
     │   ├── TaskIdConflict        the id is in use by a task that has not ended
     │   └── DuplicateTask         a unique lock is held by another task
     ├── MessageError              what stands in Redis is not a message
+    ├── TaskActive                it runs, and what was asked for cannot be done meanwhile
+    ├── TaskFailed                it is dead-lettered, and so has no result
+    ├── ResultTimeout             it had not ended in time (also a TimeoutError)
     └── TaskNotFound
 
     SkipRetry, RetryIn            raised by handlers; outcomes rather than errors
@@ -120,6 +123,28 @@ class DuplicateTask(EnqueueError):
 
 class MessageError(ChronosError):
     """What stands in Redis under a task's key is not a message."""
+
+
+class TaskActive(ChronosError):
+    """The task is running, and what was asked for cannot be done meanwhile; nothing was changed."""
+
+
+class TaskFailed(ChronosError):
+    """The task is dead-lettered, and so has no result. ``error`` is its last one."""
+
+    def __init__(self, message: str, *, task_id: str = "", error: str = "") -> None:
+        super().__init__(message)
+        self.task_id = task_id
+        self.error = error
+
+
+class ResultTimeout(ChronosError, TimeoutError):
+    """The task had not ended when the time was up. ``state`` is where it was."""
+
+    def __init__(self, message: str, *, task_id: str = "", state: State | None = None) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+        self.state = state
 
 
 class TaskNotFound(ChronosError):

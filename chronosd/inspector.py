@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,11 +13,14 @@ from chronosd.broker import audit, consumers, inspect, pause
 from chronosd.broker.cancel import Cancellation, cancel_anywhere
 from chronosd.broker.census import Census
 from chronosd.broker.consumers import Consumer, QueueDetails
+from chronosd.broker.enqueue import Holder
 from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
+from chronosd.broker.operate import WAITING, delete_task, run_task
 from chronosd.broker.runner import SyncRunner
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
-from chronosd.errors import InvalidTask, TaskNotFound
+from chronosd.errors import DuplicateTask, InvalidTask, TaskActive, TaskNotFound
+from chronosd.moves import Matching, Moves, Page, purge, run_all
 from chronosd.states import State
 from chronosd.submission import DEFAULT_TIMEOUT_S
 
@@ -30,6 +33,8 @@ __all__ = [
     "Finding",
     "Inspector",
     "ListedTask",
+    "Moves",
+    "Page",
     "QueueDetails",
     "QueueStats",
     "ServerInfo",
@@ -65,7 +70,8 @@ class CancelledTask:
 
 
 class Inspector:
-    """Looks into the queues and changes nothing. Usable from any thread; connects when first used.
+    """Looks into the queues, and does to tasks what an operator may. Usable from any thread; connects when
+    first used.
 
     Args:
         url: ``redis://``, ``rediss://``, ``unix://`` or ``embedded://``; default: $CHRONOSD_REDIS_URL.
@@ -208,6 +214,102 @@ class Inspector:
         keys = None if queue is None else self._namespace.queue(queue)
         where, done = self._runner.drive(cancel_anywhere(self._namespace, task_id, keys, force=force))
         return CancelledTask(task_id, where, done)
+
+    def run_task(self, task_id: str, queue: str | None = None) -> bool:
+        """Makes a task ready at once: one that waits for a time, is dead-lettered, or is kept as completed.
+
+        One that had ended begins anew under its id, with all its retries and nothing of its crashes, and has
+        its unique lock again. Returns False if it was ready already.
+
+        Args:
+            queue: where it is; without it, all queues are looked through.
+
+        Raises TaskNotFound, TaskActive if it is running, DuplicateTask if another task has its unique lock.
+        """
+        _check_id(task_id)
+        queue = self.find_task(task_id).queue if queue is None else queue
+        word = self._runner.drive(run_task(self._namespace.queue(queue), task_id))
+        if isinstance(word, Holder):
+            raise DuplicateTask(
+                f"task {word.task_id!r} has the unique lock of task {task_id!r} in queue {queue!r}",
+                task_id=word.task_id,
+                state=word.state,
+            )
+        if word == "absent":
+            raise TaskNotFound(f"no task {task_id!r} in queue {queue!r}")
+        if word in ("active", "changed"):
+            raise TaskActive(f"task {task_id!r} in queue {queue!r} is running")
+        return word == "moved"
+
+    def run_all(
+        self,
+        queue: str,
+        *,
+        kind: str | None = None,
+        error: str | None = None,
+        since: float | None = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        on_page: Callable[[Page], None] = lambda page: None,
+    ) -> Moves:
+        """Runs the dead letters of a queue again, oldest first; those that die meanwhile are left alone.
+
+        Args:
+            kind, error, since: only those of this kind, with this text in their error, that died at this
+                unix time or later.
+            limit: the most to run.
+            rate: tasks a second; as fast as it goes by default.
+            dry_run: nothing is run; ``on_page`` is told what would be.
+            on_page: called with each page of up to 500.
+        """
+        return run_all(
+            self._runner,
+            self._namespace.queue(queue),
+            Matching(kind, error, since),
+            limit=limit,
+            rate=rate,
+            dry_run=dry_run,
+            on_page=on_page,
+        )
+
+    def delete_task(self, task_id: str, queue: str | None = None, *, force: bool = False) -> None:
+        """Deletes a task and its unique lock, wherever it is. A group that it was a member of ends.
+
+        Args:
+            queue: where it is; without it, all queues are looked through.
+            force: also if it is running: its handler goes on, and whatever it comes to is dropped.
+
+        Raises TaskNotFound, TaskActive if it is running: see :meth:`cancel`.
+        """
+        _check_id(task_id)
+        queue = self.find_task(task_id).queue if queue is None else queue
+        keys = self._namespace.queue(queue)
+        word = self._runner.drive(delete_task(self._namespace, keys, task_id, force=force))
+        if word == "absent":
+            raise TaskNotFound(f"no task {task_id!r} in queue {queue!r}")
+        if word == "active":
+            raise TaskActive(f"task {task_id!r} in queue {queue!r} is running: cancel it instead")
+
+    def purge(
+        self,
+        queue: str,
+        states: Iterable[State | str] = WAITING,
+        *,
+        on_page: Callable[[Page], None] = lambda page: None,
+    ) -> Moves:
+        """Deletes the tasks of a queue, with their unique locks.
+
+        Args:
+            states: by default what has yet to run: pending, scheduled, retry.
+            on_page: called with each page of up to 500.
+
+        Raises ValueError for ``active``: what runs cannot be purged.
+        """
+        chosen = [_state(state) for state in states]
+        if State.ACTIVE in chosen:
+            raise ValueError("states: active tasks cannot be purged; cancel them, or stop the workers")
+        return purge(self._runner, self._namespace, self._namespace.queue(queue), chosen, on_page=on_page)
 
     def examine(self, *, deep: bool = False, expected: Expected | None = None) -> Examination:
         """Looks for what is wrong with the server and the queues, and how to mend it.

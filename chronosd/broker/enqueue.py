@@ -57,14 +57,15 @@ def enqueue_unique(queue: QueueKeys, tasks: Sequence[NewTask]) -> Command[list[s
     def parse(reply: Any) -> list[str | Holder]:
         rows = [[text(word) for word in reply[i : i + 3]] for i in range(0, len(reply), 3)]
         return [
-            Holder(holder, _STATES.get(state)) if word == "duplicate" else word
+            Holder(holder, STATES.get(state)) if word == "duplicate" else word
             for word, holder, state in rows
         ]
 
     return call(script("enqueue_unique"), (queue.stream, *queue.sets), args, parse)
 
 
-_STATES = {str(int(state)): state for state in State}
+STATES = {str(int(state)): state for state in State}
+"""By the text that stands in a task's hash."""
 
 
 def _words(task: NewTask) -> tuple[Any, ...]:

@@ -1,0 +1,112 @@
+"""What an operator does to many tasks, page by page: a pace, a limit, somebody who is told how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from chronosd.broker.facts import ListedTask
+from chronosd.broker.inspect import server_time
+from chronosd.broker.keys import Namespace, QueueKeys
+from chronosd.broker.operate import WAITING, Page, purge_page, run_page
+from chronosd.broker.runner import SyncRunner
+from chronosd.states import State
+
+__all__ = ["WAITING", "Matching", "Moves", "Page", "purge", "run_all"]
+
+_FULL = 500
+_PACE_S = 0.5  # a page of a paced run is what may go in this time
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Which dead letters are meant; every condition that is given has to hold."""
+
+    kind: str | None = None
+    error: str | None = None
+    """A part of the error, in whatever case."""
+    since: float | None = None
+    """Unix seconds by the server's clock: when it died, at the earliest."""
+
+    def __call__(self, task: ListedTask) -> bool:
+        if self.kind is not None and task.kind != self.kind:
+            return False
+        if self.since is not None and (task.at is None or task.at < self.since):
+            return False
+        if self.error is None:
+            return True
+        return self.error.casefold() in f"{task.last_err}\n{task.error}".casefold()
+
+
+@dataclass(slots=True)
+class Moves:
+    """What became of many tasks."""
+
+    seen: int = 0
+    """How many were looked at."""
+    moved: int = 0
+    """How many were run or deleted; on a dry run, how many would have been."""
+    refused: int = 0
+    """How many were not run, because another task has their unique lock."""
+    states: Mapping[str, int] = field(default_factory=dict)
+    """By state: how many were deleted."""
+
+
+def run_all(
+    runner: SyncRunner,
+    queue: QueueKeys,
+    matching: Matching,
+    *,
+    limit: int | None,
+    rate: float | None,
+    dry_run: bool,
+    on_page: Callable[[Page], None],
+) -> Moves:
+    """Runs the dead letters of a queue again. ``rate`` is tasks a second. Raises BrokerError."""
+    until = runner.run(server_time())
+    done = Moves()
+    after, began_at = "", time.monotonic()
+    while limit is None or done.moved < limit:
+        most = _FULL if rate is None else max(1, min(_FULL, int(rate * _PACE_S)))
+        if limit is not None:
+            most = min(most, limit - done.moved)
+        steps = run_page(queue, after, most, until=until, matches=matching, dry_run=dry_run)
+        page = runner.drive(steps)
+        done.seen += page.seen
+        done.moved += len(page.moved)
+        done.refused += len(page.refused)
+        on_page(page)
+        after = page.next
+        if not after:
+            break
+        if rate is not None and not dry_run:
+            time.sleep(max(began_at + done.moved / rate - time.monotonic(), 0.0))
+    return done
+
+
+def purge(
+    runner: SyncRunner,
+    namespace: Namespace,
+    queue: QueueKeys,
+    states: Iterable[State],
+    *,
+    on_page: Callable[[Page], None],
+) -> Moves:
+    """Deletes the tasks of a queue that are in the given states. Raises BrokerError."""
+    until = runner.run(server_time())
+    done, counts = Moves(), {}
+    for state in states:
+        counts[state.label] = 0
+        after = ""
+        while True:
+            page = runner.drive(purge_page(namespace, queue, state, after, until=until))
+            done.seen += page.seen
+            done.moved += len(page.moved)
+            counts[state.label] += len(page.moved)
+            on_page(page)
+            after = page.next
+            if not after:
+                break
+    done.states = counts
+    return done
