@@ -16,7 +16,7 @@ from chronosd.states import State
 __all__ = ["WAITING", "Matching", "Moves", "Page", "purge", "run_all"]
 
 _FULL = 500
-_PACE_S = 0.5  # a page of a paced run is what may go in this time
+_PACE_S = 0.1  # a page of a paced run is what may go in this time
 
 
 @dataclass(frozen=True, slots=True)
