@@ -30,7 +30,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
-from chronosd.durations import parse_duration
+from chronosd.durations import format_duration, parse_duration
 
 EXPECTED = "must be five cron fields such as 0 3 * * *"
 _EPOCH = datetime(1970, 1, 1)
@@ -63,7 +63,7 @@ class Every:
     @property
     def times(self) -> str:
         """For people."""
-        return f"every {go_duration(self.seconds)}"
+        return f"every {format_duration(self.seconds)}"
 
     @property
     def timezone(self) -> str:

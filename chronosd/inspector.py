@@ -9,17 +9,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chronosd.broker import audit, consumers, inspect, pause
+from chronosd.broker import consumers, inspect, pause
 from chronosd.broker.cancel import Cancellation, cancel_anywhere
-from chronosd.broker.census import Census
 from chronosd.broker.consumers import Consumer, QueueDetails
 from chronosd.broker.enqueue import Holder
 from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
 from chronosd.broker.operate import WAITING, delete_task, run_task
 from chronosd.broker.runner import SyncRunner
+from chronosd.broker.schedule import schedules_of
+from chronosd.broker.timetable import ScheduleInfo, timetable
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
-from chronosd.errors import DuplicateTask, InvalidTask, TaskActive, TaskNotFound
+from chronosd.config.schema import Config
+from chronosd.errors import DuplicateTask, TaskActive, TaskNotFound
+from chronosd.examination import Examination, examine, possible
 from chronosd.moves import Matching, Moves, Page, purge, run_all
 from chronosd.states import State
 from chronosd.submission import DEFAULT_TIMEOUT_S
@@ -37,27 +40,11 @@ __all__ = [
     "Page",
     "QueueDetails",
     "QueueStats",
+    "ScheduleInfo",
     "ServerInfo",
     "TaskDetails",
     "TaskPage",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """What an examination looked at, and what is wrong there."""
-
-    server: ServerInfo
-    queues: tuple[str, ...]
-    tasks: int | None
-    """How many tasks were looked at one by one; None if it was not a deep examination."""
-    findings: tuple[Finding, ...]
-    """Errors first."""
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether nothing is wrong; warnings may be there."""
-        return not any(finding.is_error for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +121,7 @@ class Inspector:
 
     def stats_of(self, queues: Iterable[str]) -> tuple[QueueStats, ...]:
         """:meth:`queue_stats` of many queues at once; names that cannot be a queue's are left out."""
-        keys = [self._namespace.queue(name) for name in self._possible(queues)]
+        keys = [self._namespace.queue(name) for name in possible(self._namespace, queues)]
         return tuple(self._runner.drive(inspect.stats_of(self._namespace, keys)))
 
     def queue_details(self, queue: str, silent_s: float = consumers.SILENT_S) -> QueueDetails:
@@ -164,6 +151,15 @@ class Inspector:
     def paused_queues(self) -> tuple[str, ...]:
         """The names of all paused queues, sorted; there may be some that no queue has."""
         return self._runner.run(pause.paused(self._namespace))
+
+    def schedules(self, config: Config | None = None) -> tuple[ScheduleInfo, ...]:
+        """Every schedule that a daemon or a Go service has registered, by name, with its next five times.
+
+        Args:
+            config: a configuration whose schedules are listed too, whether or not a daemon has them.
+        """
+        configured = () if config is None else schedules_of(config)
+        return tuple(self._runner.drive(timetable(self._namespace, configured)))
 
     def list_tasks(self, queue: str, state: State | str, after: str = "", limit: int = 50) -> TaskPage:
         """A page of a queue's tasks in one state.
@@ -319,41 +315,7 @@ class Inspector:
                 tasks that move meanwhile are looked at again before anything is said of them.
             expected: what the configuration says; by default its own defaults.
         """
-        given = expected or Expected()
-        server = self.server_info()
-        findings = audit.server_findings(server)
-        findings += self._runner.drive(audit.disagreements(self._namespace, given.recover_min_idle_s))
-        names = self._names(given)
-        census = None
-        if deep:
-            census = Census(self._namespace, names, given.kinds)
-            self._runner.drive(census.walk())
-            self._runner.drive(census.verify())
-            names = sorted({*names, *census.queues})
-        for name in names:
-            queue = self._namespace.queue(name)
-            findings += self._runner.drive(audit.checkup(self._namespace, queue, given))
-            if census is None:
-                findings += self._runner.drive(audit.kinds_ahead(queue, given))
-        findings += census.findings if census is not None else []
-        return Examination(
-            server,
-            tuple(names),
-            census.tasks if census is not None else None,
-            tuple(sorted(findings, key=lambda finding: not finding.is_error)),
-        )
-
-    def _names(self, expected: Expected) -> list[str]:
-        return self._possible({*self.queue_names(), *(expected.queues or ())})
-
-    def _possible(self, names: Iterable[str]) -> list[str]:
-        possible = []
-        for name in sorted(set(names)):
-            try:
-                possible.append(self._namespace.queue(name).name)
-            except InvalidTask:
-                continue  # registered by others, and there is no key to look under
-        return possible
+        return examine(self._runner, self._namespace, expected or Expected(), deep=deep)
 
     def close(self) -> None:
         """Closes the connections; the inspector can be used again."""

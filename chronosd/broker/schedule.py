@@ -19,13 +19,12 @@ from typing import Any, Literal
 
 import orjson
 
-from chronosd.broker.commands import Command, Steps, call, plain, script, text
-from chronosd.broker.keys import Namespace, ScheduleKeys
+from chronosd.broker.commands import Command, call, script, text
+from chronosd.broker.keys import Namespace
 from chronosd.broker.message import encode_new
 from chronosd.broker.payload import encode_args, go_escapes
 from chronosd.config.schema import Config
 from chronosd.cron import Rule
-from chronosd.errors import BrokerError
 from chronosd.states import State
 
 MAX_RETRY = 25
@@ -164,95 +163,3 @@ def retire(namespace: Namespace, owner: str, ids: Iterable[str], *, forget: bool
         keys = namespace.schedule(one)
         args += (one, keys.last, keys.fired, keys.lease, "1" if forget else "")
     return call(script("retire"), (namespace.schedules,), args, int)
-
-
-# ---- looking at them ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A schedule as the registry shows it, of whatever program. Instants are unix seconds."""
-
-    id: str
-    kind: str
-    queue: str
-    spec: str
-    registered_at: int
-    last_seen: int
-    """When a program that has it was last heard of."""
-    name: str
-    """Its name in chronos.yaml; empty for chronos-go's."""
-    misfire: str
-    by: str
-    """Host and file of the daemon that was last heard of."""
-
-
-def registry(namespace: Namespace) -> Command[tuple[Registered, ...]]:
-    """Every schedule that was ever registered and not forgotten, by id."""
-
-    def parse(reply: Any) -> tuple[Registered, ...]:
-        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-        return tuple(sorted((_registered(text(k), v) for k, v in pairs), key=lambda one: one.id))
-
-    return plain("HGETALL", namespace.schedules, parse=parse)
-
-
-def _registered(schedule_id_: str, raw: bytes) -> Registered:
-    """An entry; what is not as it should be is empty, for it is anybody's."""
-    try:
-        fields = orjson.loads(raw)
-    except ValueError:
-        fields = {}
-    fields = fields if isinstance(fields, dict) else {}
-
-    def word(name: str) -> str:
-        value = fields.get(name)
-        return value if isinstance(value, str) else ""
-
-    def instant(name: str) -> int:
-        value = fields.get(name)
-        return value if isinstance(value, int) else 0
-
-    return Registered(
-        schedule_id_,
-        *(word("kind"), word("queue"), word("spec")),
-        *(instant("registered_at"), instant("last_seen")),
-        *(word("name"), word("misfire"), word("by")),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """How far a schedule has come."""
-
-    last: int | None
-    """Newest trigger, fired or passed over, or when it was first seen; None if nobody has seen it."""
-    fired: int | None
-    leader: str
-    """The daemon that fires it; empty if none does."""
-
-
-def marks(namespace: Namespace, ids: Sequence[str]) -> Steps[tuple[float, list[Marks]]]:
-    """The server's clock, and how far each schedule has come. Raises BrokerError."""
-    keys = [namespace.schedule(one) for one in ids]
-    replies = yield [_server_time(), *(_marks(one) for one in keys)]
-    for reply in replies:
-        if isinstance(reply, BrokerError):
-            raise reply
-    return replies[0], replies[1:]
-
-
-def _marks(keys: ScheduleKeys) -> Command[Marks]:
-    def parse(reply: Any) -> Marks:
-        last, fired, leader = map(text, reply)
-        return Marks(_whole(last), _whole(fired), leader)
-
-    return plain("MGET", keys.last, keys.fired, keys.lease, parse=parse)
-
-
-def _whole(value: str) -> int | None:
-    return int(value) if value.isascii() and value.isdigit() else None
-
-
-def _server_time() -> Command[float]:
-    return plain("TIME", parse=lambda reply: int(reply[0]) + int(reply[1]) / 1e6)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from chronosd.cli.failure import CONFIG
-from chronosd.cli.meaning import describe
+from chronosd.cli.meaning import describe, warnings
 from chronosd.cli.options import config_option, json_option
-from chronosd.cli.output import print_fields, print_json, print_table, span
-from chronosd.config.schema import Config
+from chronosd.cli.output import note, print_fields, print_json, print_table, span
+from chronosd.cli.schedule import shown
+from chronosd.config.schema import Config, ScheduleConfig
+from chronosd.cron import upcoming
 from chronosd.errors import ConfigError
 
 _PLACED = re.compile(r"(?P<file>.*?):(?P<line>\d+):(?P<column>\d+): (?:(?P<path>[^\s].*?): )?(?P<message>.*)")
@@ -52,12 +55,21 @@ def check(config_file: str | None, timeout: float, as_json: bool) -> int:
         print_json({"ok": False, "problems": [parts_of(line) for line in exc.problems]})
         return CONFIG
     meaning = describe(config, imported["handlers"])
+    doubts = warnings(config, imported["handlers"])
     if as_json:
         print_json(
-            {"ok": True, "problems": [], **_facts(config, imported["handlers"]), "meaning": dict(meaning)}
+            {
+                "ok": True,
+                "problems": [],
+                "warnings": [parts_of(line) for line in doubts],
+                **_facts(config, imported["handlers"]),
+                "meaning": dict(meaning),
+            }
         )
     else:
         _print(config, imported["handlers"], meaning)
+        for line in doubts:
+            note(f"warning: {line}")
     return 0
 
 
@@ -78,7 +90,16 @@ def _facts(config: Config, handlers: dict[str, Any]) -> dict[str, Any]:
         "concurrency": config.concurrency,
         "queues": {name: queue.model_dump() for name, queue in config.queues.items()},
         "handlers": handlers,
+        "schedules": {
+            name: {**one.model_dump(exclude={"args"}), "spec": one.rule.spec, "next_times": _next(one)}
+            for name, one in config.schedules.items()
+        },
     }
+
+
+def _next(schedule: ScheduleConfig) -> list[int]:
+    """By this host's clock: Redis is not needed here."""
+    return upcoming(schedule.rule, None, time.time())
 
 
 def _print(config: Config, handlers: dict[str, Any], meaning: list[tuple[str, str]]) -> None:
@@ -108,7 +129,23 @@ def _print(config: Config, handlers: dict[str, Any], meaning: list[tuple[str, st
         ],
     )
     click.echo()
+    if config.schedules:
+        print_table(
+            ["SCHEDULE", "TIMES", "ZONE", "KIND", "QUEUE", "NEXT"],
+            [
+                [
+                    *(name, one.rule.times, one.rule.timezone or "-", one.kind, one.queue),
+                    _shown(_next(one), one.rule.timezone),
+                ]
+                for name, one in config.schedules.items()
+            ],
+        )
+        click.echo()
     print_fields(meaning)
+
+
+def _shown(times: list[int], timezone: str) -> str:
+    return shown(times[0], timezone) if times else "that long after it is first seen"
 
 
 def _short(path: Path) -> str:

@@ -26,6 +26,7 @@ COMMANDS = {
     "enqueue": "chronosd.cli.enqueue:enqueue",
     "queue": "chronosd.cli.queue:queue",
     "task": "chronosd.cli.task:task",
+    "schedule": "chronosd.cli.schedule:schedule",
     "doctor": "chronosd.cli.doctor:doctor",
 }
 

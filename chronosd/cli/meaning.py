@@ -43,7 +43,26 @@ def describe(config: Config, handlers: dict[str, Any]) -> list[tuple[str, str]]:
             f"running tasks may finish for {span(config.shutdown_timeout)}; the rest starts again later",
         ),
         ("deleting", _deleting(config)),
+        *([("schedules", _SCHEDULES)] if config.schedules else []),
     ]
+
+
+_SCHEDULES = (
+    "each time fires once, however many daemons have it; one that passed while none ran is forgotten with"
+    " skip, and the newest of those made up for with fire_once; up to 10 s late it fires all the same"
+)
+
+
+def warnings(config: Config, handlers: dict[str, Any]) -> list[str]:
+    """What is no mistake, for another daemon may do it, but is one more often than not."""
+    found = []
+    for name, one in config.schedules.items():
+        path = f"schedules.{name}"
+        if one.kind not in handlers:
+            found.append(f"{config.where(f'{path}.kind')}: {path}.kind: no handler here for {one.kind}")
+        if one.queue not in config.queues:
+            found.append(f"{config.where(f'{path}.queue')}: {path}.queue: nobody here serves {one.queue}")
+    return found
 
 
 def total_backoff_s(base_s: float, cap_s: float, retries: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from chronosd.config.fields import Bytes, Seconds
-from chronosd.config.schema import Config, HandlerConfig, QueueConfig
+from chronosd.config.schema import Config, HandlerConfig, QueueConfig, ScheduleConfig
 from chronosd.durations import format_duration, format_size
 
 _FIXED = {
@@ -131,6 +131,8 @@ def _text(value: Any, info: Any = None) -> str:
         return ", ".join(said)
     if isinstance(value, HandlerConfig):
         return value.path
+    if isinstance(value, ScheduleConfig):
+        return f"{value.kind}, {value.rule.times}"
     if isinstance(value, BaseModel):
         return "set"
     if isinstance(value, tuple | list):

@@ -18,7 +18,8 @@ from typing import Any
 from chronosd.broker import schedule as broker
 from chronosd.broker.commands import Command, Steps
 from chronosd.broker.keys import Namespace
-from chronosd.broker.schedule import Attended, Fired, Registered, Schedule
+from chronosd.broker.schedule import Attended, Fired, Schedule
+from chronosd.broker.timetable import Registered, registry
 from chronosd.errors import BrokerError, BrokerRefused
 from chronosd.log import get_logger
 from chronosd.supervisor.misfire import plan
@@ -263,7 +264,7 @@ class Scheduler:
     def _tidy(self, now: float) -> Iterator[_Ask]:
         """What was taken out of the file while no daemon ran is found at the start, and now and then."""
         if now >= self._tidy_at:
-            yield broker.registry(self._namespace), self._take_registry
+            yield registry(self._namespace), self._take_registry
 
     def _take_registry(self, reply: Iterable[Registered] | BrokerError) -> None:
         if isinstance(reply, BrokerError):
