@@ -1,29 +1,24 @@
-"""What is wrong with a server and its queues, one finding at a time, each with the way to mend it.
+"""What is wrong with a queue as it stands in Redis, one finding at a time, each with the way to mend it.
 
-This module looks at the whole: the server, the keys' types, the groups, who is late or silent. It costs a few
-round trips however many tasks there are. :mod:`~chronosd.broker.census` looks at every single task.
+This module looks at the whole: the keys' types, the group, who is late or silent. It costs a few round trips
+however many tasks there are. :mod:`~chronosd.broker.health` looks at the server,
+:mod:`~chronosd.broker.service` at whether the work is done,
+:mod:`~chronosd.broker.symptoms` at the next tasks, :mod:`~chronosd.broker.census` at every single one.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from chronosd.broker import server
 from chronosd.broker.commands import Command, Steps, plain, text
 from chronosd.broker.consumers import maps
 from chronosd.broker.finding import Expected, Finding, counted, redis_cli
-from chronosd.broker.inspect import list_tasks
 from chronosd.broker.keys import GROUP, Namespace, QueueKeys
-from chronosd.broker.server import ServerInfo
 from chronosd.durations import format_duration
-from chronosd.errors import BrokerError, BrokerRefused
+from chronosd.errors import BrokerError
 from chronosd.states import SET_STATES, WAITING_SETS, State
-
-OLDEST_SERVER = (6, 2)
-"""XAUTOCLAIM and the exclusive ranges of streams came with it."""
 
 _LATE_S = 10.0
 """More than a busy forwarder is ever late."""
@@ -31,66 +26,8 @@ _EXPIRED_S = 3600.0
 """More than any janitor's interval that makes sense."""
 _LEFT_S = 900.0
 """A living worker asks for work, or is asked about, far more often."""
-_AHEAD = 100
-"""Tasks of each state whose kinds are looked at."""
 _NAMED = 20
 """Findings of one sort that are told one by one; the rest are counted."""
-
-
-def server_findings(info: ServerInfo) -> list[Finding]:
-    """What is wrong with the server itself."""
-    found = []
-    version = tuple(int(n) for n in re.findall(r"\d+", info.version)[:2])
-    if version and version < OLDEST_SERVER:
-        found.append(
-            Finding(
-                "old-server",
-                f"the server is version {info.version}",
-                "use Redis 6.2 or later, or any Valkey",
-            )
-        )
-    if info.maxmemory_policy not in ("", "noeviction"):
-        found.append(
-            Finding(
-                "eviction",
-                f"maxmemory-policy is {info.maxmemory_policy}: a full server deletes tasks",
-                redis_cli("CONFIG", "SET", "maxmemory-policy", "noeviction") + ", and in its configuration",
-            )
-        )
-    if info.has_aof is False:
-        found.append(
-            Finding(
-                "no-aof",
-                "there is no append-only file: a crash loses what was accepted since the last dump",
-                redis_cli("CONFIG", "SET", "appendonly", "yes") + ", and in its configuration",
-                is_error=False,
-            )
-        )
-    return found
-
-
-def disagreements(namespace: Namespace, configured_s: float | None) -> Steps[list[Finding]]:
-    """Daemons whose ``recover_min_idle`` is not that of all others, and of the configuration at hand.
-
-    Raises BrokerError.
-    """
-    (now,) = _checked((yield [server.time()]))
-    (running,) = yield [server.heard_of(namespace, now - 3 * server.ANNOUNCED_EVERY_S)]
-    if isinstance(running, BrokerError):
-        return []  # not ours, whatever it is
-    values = sorted({*running.values(), *([] if configured_s is None else [configured_s])})
-    if len(values) < 2 or not running:
-        return []
-    told = [f"{name} {format_duration(value)}" for name, value in sorted(running.items())]
-    if configured_s is not None:
-        told.append(f"the configuration here {format_duration(configured_s)}")
-    return [
-        Finding(
-            "min-idle-differs",
-            f"recover_min_idle is not the same everywhere ({', '.join(told)}): running tasks are taken over",
-            "set it to the same value in every configuration and restart those daemons",
-        )
-    ]
 
 
 def checkup(namespace: Namespace, queue: QueueKeys, expected: Expected) -> Steps[list[Finding]]:
@@ -132,35 +69,6 @@ def checkup(namespace: Namespace, queue: QueueKeys, expected: Expected) -> Steps
     ]  # in the order of `sets`
     found += yield from _sets(queue, sound, now)
     return found
-
-
-def kinds_ahead(queue: QueueKeys, expected: Expected) -> Steps[list[Finding]]:
-    """Kinds without a handler among the next tasks of a queue. Raises BrokerError."""
-    unknown: Counter[str] = Counter()
-    for state in (State.PENDING, State.RETRY, State.SCHEDULED):
-        try:
-            page = yield from list_tasks(queue, state, "", _AHEAD)
-        except BrokerRefused:
-            continue  # a key of another type: said by the checkup
-        for task in page.tasks:
-            has_none = expected.kinds is not None and task.kind not in expected.kinds
-            if task.kind and (task.unknown_since is not None or has_none):
-                unknown[task.kind] += 1
-    return unknown_kinds(queue.name, unknown)
-
-
-def unknown_kinds(queue: str, counts: Mapping[str, int]) -> list[Finding]:
-    """A finding for each kind that nobody here has a handler for."""
-    return [
-        Finding(
-            "unknown-kind",
-            f"{counted(count, 'task', 'is')} of kind {kind!r}, for which there is no handler here",
-            "add the handler to the configuration, or wait for the daemon that has it",
-            queue,
-            is_error=False,
-        )
-        for kind, count in sorted(counts.items())
-    ]
 
 
 def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list[Finding]]:
@@ -238,7 +146,8 @@ def _sets(queue: QueueKeys, sound: Sequence[State], now: float) -> Steps[list[Fi
             found.append(
                 Finding(
                     "late",
-                    f"{counted(late, state.label + ' task', 'is')} overdue by more than {format_duration(_LATE_S)}",
+                    f"{counted(late, state.label + ' task', 'is')} overdue by more than "
+                    f"{format_duration(_LATE_S)}",
                     "start a daemon that serves this queue: it forwards what is due",
                     queue.name,
                 )
@@ -259,7 +168,8 @@ def _sets(queue: QueueKeys, sound: Sequence[State], now: float) -> Steps[list[Fi
             found.append(
                 Finding(
                     "far-future",
-                    f"{counted(far, state.label + ' task', 'has')} scores more than 20 years ahead; scores are seconds",
+                    f"{counted(far, state.label + ' task', 'has')} scores more than 20 years ahead; scores"
+                    " are seconds",
                     f"look at them: {since}",
                     queue.name,
                     is_error=False,

@@ -18,13 +18,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from chronosd.broker.audit import unknown_kinds
 from chronosd.broker.commands import BATCH, Command, Steps, plain, text
 from chronosd.broker.consume import body
 from chronosd.broker.finding import Finding, redis_cli
 from chronosd.broker.keys import GROUP, Namespace, QueueKeys
 from chronosd.broker.message import decode
 from chronosd.broker.places import Facts, misplaced, places
+from chronosd.broker.symptoms import unknown_kinds
 from chronosd.errors import BrokerError, InvalidTask, MessageError
 from chronosd.states import SET_STATES, State
 

@@ -128,7 +128,7 @@ class TaskDetails:
             deliveries=deliveries,
             crashes=number(fields.get(Field.CRASHES)),
             evidence=_evidence(fields.get(Field.EVIDENCE)),
-            blocked=_object(fields.get(Field.BLOCKED)),
+            blocked=json_object(fields.get(Field.BLOCKED)),
             returned=number(fields.get(Field.RETURNED)),
             enqueued_at=seconds(fields.get(Field.ENQUEUED_AT), 1000),
             unknown_since=seconds(fields.get(Field.UNKNOWN_SINCE), 1),
@@ -189,7 +189,8 @@ def _decoded(payload: bytes) -> tuple[Any, str]:
         return None, f"undecodable arguments: {error}"
 
 
-def _object(stored: Any) -> Mapping[str, Any]:
+def json_object(stored: Any) -> Mapping[str, Any]:
+    """The JSON object that a field holds; empty for what is none."""
     try:
         known = orjson.loads(stored) if stored else {}
     except ValueError:

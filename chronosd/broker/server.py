@@ -21,6 +21,13 @@ class ServerInfo:
     uptime_s: float | None
     maxmemory_policy: str
     has_aof: bool | None
+    used_memory: int = 0
+    """Bytes; as everywhere here, 0 where it is not told."""
+    maxmemory: int = 0
+    """0: no limit."""
+    system_memory: int = 0
+    write_errors: str = ""
+    """What the server could not write to its disk, if anything."""
 
 
 def info() -> Command[ServerInfo]:
@@ -31,15 +38,28 @@ def info() -> Command[ServerInfo]:
         lines = (line.partition(":") for line in text(reply).splitlines())
         found = {name: value for name, colon, value in lines if colon}
         uptime, aof = found.get("uptime_in_seconds"), found.get("aof_enabled")
+        failed = [
+            name
+            for name in ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
+            if found.get(name, "ok") != "ok"
+        ]
         return ServerInfo(
             version=found.get("valkey_version") or found.get("redis_version", ""),
             run_id=found.get("run_id", ""),
             uptime_s=float(uptime) if uptime and uptime.isdigit() else None,
             maxmemory_policy=found.get("maxmemory_policy", ""),
             has_aof=None if aof is None else aof == "1",
+            used_memory=_int(found.get("used_memory")),
+            maxmemory=_int(found.get("maxmemory")),
+            system_memory=_int(found.get("total_system_memory")),
+            write_errors=", ".join(failed),
         )
 
     return plain("INFO", parse=parse)
+
+
+def _int(value: str | None) -> int:
+    return int(value) if value and value.isdigit() else 0
 
 
 def load(name: str) -> Command[None]:

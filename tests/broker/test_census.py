@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from chronosd.broker import consume, enqueue, server
-from chronosd.broker.audit import server_findings
 from chronosd.broker.finding import Expected
+from chronosd.broker.health import server_findings
 from chronosd.broker.keys import GROUP
 from chronosd.broker.server import ServerInfo
 from chronosd.client import Client
