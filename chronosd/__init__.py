@@ -34,17 +34,25 @@ if TYPE_CHECKING:
     from chronosd.kinds import Kind as Kind
     from chronosd.states import State as State
     from chronosd.task import Task as Task
+    from chronosd.workflows import Chain as Chain
+    from chronosd.workflows import ChainInfo as ChainInfo
+    from chronosd.workflows import Group as Group
+    from chronosd.workflows import GroupInfo as GroupInfo
 
 _HOME = {
     "AsyncClient": "client",
     "BrokerError": "errors",
     "BrokerRefused": "errors",
     "BrokerUnavailable": "errors",
+    "Chain": "workflows",
+    "ChainInfo": "workflows",
     "ChronosError": "errors",
     "Client": "client",
     "ConfigError": "errors",
     "DuplicateTask": "errors",
     "EnqueueError": "errors",
+    "Group": "workflows",
+    "GroupInfo": "workflows",
     "Inspector": "inspector",
     "InvalidTask": "errors",
     "Kind": "kinds",
@@ -67,11 +75,15 @@ __all__ = [
     "BrokerError",
     "BrokerRefused",
     "BrokerUnavailable",
+    "Chain",
+    "ChainInfo",
     "ChronosError",
     "Client",
     "ConfigError",
     "DuplicateTask",
     "EnqueueError",
+    "Group",
+    "GroupInfo",
     "Inspector",
     "InvalidTask",
     "Kind",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -16,9 +16,11 @@ from chronosd.broker.enqueue import register_queues
 from chronosd.broker.runner import SyncRunner
 from chronosd.client_async import AsyncClient
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
-from chronosd.delivery import Bulk, accepted, delivery, storing
+from chronosd.delivery import Attempt, Bulk, accepted, delivery, storing
 from chronosd.errors import BrokerError, BrokerUnavailable
+from chronosd.group_delivery import group_delivery
 from chronosd.kinds import Kind
+from chronosd.results import awaited
 from chronosd.submission import (
     DEFAULT_MAX_PAYLOAD,
     DEFAULT_TIMEOUT_S,
@@ -26,11 +28,15 @@ from chronosd.submission import (
     Draft,
     EnqueueOptions,
     TaskInfo,
+    duration,
 )
+from chronosd.workflow_plan import ChainPlan, GroupPlan
+from chronosd.workflows import Chain, ChainInfo, Group, GroupInfo
 
 __all__ = ["AsyncClient", "Cancellation", "Client", "TaskInfo"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Client:
@@ -175,6 +181,64 @@ class Client:
         keys = None if queue is None else namespace.queue(queue)
         return self._runner.drive(cancel_anywhere(namespace, task_id, keys, force=force))[1]
 
+    def enqueue_chain(self, chain: Chain) -> ChainInfo:
+        """Stores a chain: its first task, which carries the others. Errors as `enqueue`."""
+        plan = ChainPlan(self._drafter, chain)
+        self._deliver([[plan.draft]])
+        return plan.accepted(accepted(plan.draft))
+
+    def enqueue_group(self, group: Group) -> GroupInfo:
+        """Stores a group, all of its members at once or, if it fails, none. Errors as `enqueue`.
+
+        A group of more than 500 members, or 4 MiB, takes several requests, and ``timeout`` bounds each.
+        """
+        return self._drive(group_delivery(GroupPlan(self._drafter, group), self._timeout_s))
+
+    @overload
+    def result(
+        self,
+        task: str | TaskInfo,
+        queue: str | None = None,
+        *,
+        type: type[T],
+        timeout: str | float | timedelta | None = None,
+    ) -> T: ...
+    @overload
+    def result(
+        self,
+        task: str | TaskInfo,
+        queue: str | None = None,
+        *,
+        type: None = None,
+        timeout: str | float | timedelta | None = None,
+    ) -> Any: ...
+
+    def result(
+        self,
+        task: str | TaskInfo,
+        queue: str | None = None,
+        *,
+        type: Any = None,
+        timeout: str | float | timedelta | None = None,
+    ) -> Any:
+        """What a task's handler returned; waits for the task to end. It has to be enqueued with a ``retention``.
+
+        Args:
+            task: its id, or what ``enqueue`` returned.
+            queue: where it is; without it, that of the `TaskInfo`, else all queues are looked through.
+            type: what the result is validated as; by default it is the decoded JSON.
+            timeout: how long to wait for the end; by default the client's own, 0 is one look.
+
+        Raises:
+            TaskNotFound: no such task, or it has ended and was not kept.
+            TaskFailed: it is dead-lettered; ``error`` says why.
+            ResultTimeout: it has not ended.
+            MessageError: the result is none of that type.
+            BrokerUnavailable, BrokerRefused: the server could not be asked.
+        """
+        timeout_s = self._timeout_s if timeout is None else duration("timeout", timeout)
+        return self._drive(awaited(self._drafter.namespace, task, queue, timeout_s, type))
+
     def close(self) -> None:
         """Closes the connections; the client can be used again."""
         self._runner.close()
@@ -192,7 +256,9 @@ class Client:
 
     def _deliver(self, batches: Sequence[Sequence[Draft]], *, in_doubt: bool = False) -> None:
         until = time.monotonic() + self._timeout_s
-        steps = delivery(batches, self._drafter.namespace, until, in_doubt=in_doubt)
+        self._drive(delivery(batches, self._drafter.namespace, until, in_doubt=in_doubt))
+
+    def _drive(self, steps: Generator[Attempt, list[Any], R]) -> R:
         try:
             attempt = next(steps)
             while True:
@@ -206,5 +272,6 @@ class Client:
                     attempt = steps.throw(exc)
                 else:
                     attempt = steps.send(results)
-        except StopIteration:
-            pass
+        except StopIteration as end:
+            made: R = end.value
+            return made

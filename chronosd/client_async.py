@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +15,11 @@ from chronosd.broker.cancel import Cancellation, cancel_anywhere
 from chronosd.broker.commands import Steps
 from chronosd.broker.runner import AsyncRunner
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
-from chronosd.delivery import Bulk, accepted, batched, delivery, retold
+from chronosd.delivery import Attempt, Bulk, accepted, batched, delivery, retold
 from chronosd.errors import BrokerUnavailable
+from chronosd.group_delivery import group_delivery
 from chronosd.kinds import Kind
+from chronosd.results import awaited
 from chronosd.submission import (
     DEFAULT_MAX_PAYLOAD,
     DEFAULT_TIMEOUT_S,
@@ -25,9 +27,13 @@ from chronosd.submission import (
     Draft,
     EnqueueOptions,
     TaskInfo,
+    duration,
 )
+from chronosd.workflow_plan import ChainPlan, GroupPlan
+from chronosd.workflows import Chain, ChainInfo, Group, GroupInfo
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _AHEAD = 4  # batches of an enqueue_many call that are under way at a time
 _SHARED = 2000  # the most calls that share a round trip
@@ -124,6 +130,49 @@ class AsyncClient:
         keys = None if queue is None else namespace.queue(queue)
         outbox = await self._outbox()
         return (await outbox.drive(cancel_anywhere(namespace, task_id, keys, force=force)))[1]
+
+    async def enqueue_chain(self, chain: Chain) -> ChainInfo:
+        """Stores a chain; as `chronosd.Client.enqueue_chain`."""
+        plan = ChainPlan(self._drafter, chain)
+        await (await self._outbox()).send(plan.draft)
+        return plan.accepted(accepted(plan.draft))
+
+    async def enqueue_group(self, group: Group) -> GroupInfo:
+        """Stores a group; as `chronosd.Client.enqueue_group`."""
+        steps = group_delivery(GroupPlan(self._drafter, group), self._settings.timeout_s)
+        return await (await self._outbox()).carry_out(steps)
+
+    @overload
+    async def result(
+        self,
+        task: str | TaskInfo,
+        queue: str | None = None,
+        *,
+        type: type[T],
+        timeout: str | float | timedelta | None = None,
+    ) -> T: ...
+    @overload
+    async def result(
+        self,
+        task: str | TaskInfo,
+        queue: str | None = None,
+        *,
+        type: None = None,
+        timeout: str | float | timedelta | None = None,
+    ) -> Any: ...
+
+    async def result(
+        self,
+        task: str | TaskInfo,
+        queue: str | None = None,
+        *,
+        type: Any = None,
+        timeout: str | float | timedelta | None = None,
+    ) -> Any:
+        """What a task's handler returned; as `chronosd.Client.result`."""
+        timeout_s = self._settings.timeout_s if timeout is None else duration("timeout", timeout)
+        steps = awaited(self._drafter.namespace, task, queue, timeout_s, type)
+        return await (await self._outbox()).carry_out(steps)
 
     async def aclose(self) -> None:
         """Waits for what is under way in this event loop and closes its connection; usable again after."""
@@ -232,7 +281,10 @@ class _Outbox:
     async def deliver(self, batches: Sequence[Sequence[Draft]], *, in_doubt: bool = False) -> None:
         """Sends batches; every draft has its reply afterwards. Raises BrokerUnavailable."""
         until = time.monotonic() + self._timeout_s
-        steps = delivery(batches, self._namespace, until, in_doubt=in_doubt)
+        await self.carry_out(delivery(batches, self._namespace, until, in_doubt=in_doubt))
+
+    async def carry_out(self, steps: Generator[Attempt, list[Any], R]) -> R:
+        """Makes the attempts of a delivery; returns what it returns."""
         try:
             attempt = next(steps)
             while True:
@@ -246,8 +298,9 @@ class _Outbox:
                     attempt = steps.throw(exc)
                 else:
                     attempt = steps.send(results)
-        except StopIteration:
-            pass
+        except StopIteration as end:
+            made: R = end.value
+            return made
 
     async def _flush(self) -> None:
         self._alive_at = asyncio.get_running_loop().time()

@@ -33,7 +33,8 @@ BATCH_BYTES: Final = 4 << 20
 CHECKED_FIRST: Final = 5000
 """How many tasks of an enqueue_many call are checked before the first one is sent."""
 
-_PAUSE_S = 0.05  # before what was refused for the moment is sent again
+PAUSE_S: Final = 0.05
+"""Before what was refused for the moment is sent again."""
 
 
 def accepted(draft: Draft) -> TaskInfo:
@@ -203,16 +204,16 @@ def delivery(
             trouble: Trouble | None = exc.trouble
             if trouble is not Trouble.RETRY and not in_doubt:
                 raise
-            if monotonic() + _PAUSE_S >= until:
+            if monotonic() + PAUSE_S >= until:
                 raise
-            pause_s = 0.0 if not lost and trouble is not Trouble.RETRY else _PAUSE_S
+            pause_s = 0.0 if not lost and trouble is not Trouble.RETRY else PAUSE_S
             lost = True
         else:
             trouble = _note(left, results, in_doubt)
             left = [batch for batch in left if isinstance(batch[0].reply, BrokerUnavailable)]
-            if not left or monotonic() + _PAUSE_S >= until:
+            if not left or monotonic() + PAUSE_S >= until:
                 return
-            pause_s = 0.0 if trouble is Trouble.RECONNECT and not lost else _PAUSE_S
+            pause_s = 0.0 if trouble is Trouble.RECONNECT and not lost else PAUSE_S
             lost = True
         attempt = Attempt(
             commands(namespace, left),

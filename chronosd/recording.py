@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -9,11 +10,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from chronosd.broker.enqueue import Holder
-from chronosd.broker.message import decode
+from chronosd.broker.follow import GroupBegins, MemberDone, NextTask
+from chronosd.broker.message import Message, decode
+from chronosd.broker.payload import decode_args
+from chronosd.broker.workflow import follow_ups
 from chronosd.delivery import accepted
+from chronosd.earlier import Earlier
 from chronosd.handlers import Handler, Middleware, make_handler
 from chronosd.kinds import Kind, declared
-from chronosd.outcome import Outcome
+from chronosd.outcome import Outcome, Succeeded
 from chronosd.rehearsal import attempt, attempt_async
 from chronosd.states import State
 from chronosd.submission import (
@@ -24,6 +29,8 @@ from chronosd.submission import (
     EnqueueOptions,
     TaskInfo,
 )
+from chronosd.workflow_plan import ChainPlan, GroupPlan
+from chronosd.workflows import Chain, ChainInfo, Group, GroupInfo
 
 T = TypeVar("T")
 
@@ -53,6 +60,30 @@ class Recorded:
     """How its one attempt ended, where the client runs tasks inline."""
 
 
+class Members:
+    """The open members of one group and their results, as Redis keeps them."""
+
+    def __init__(self, slots: Sequence[str]) -> None:
+        self._open = set(slots)
+        self._results: dict[int, bytes] = {}
+
+    def report(self, done: MemberDone) -> list[NextTask]:
+        """A member has succeeded; returns the callback if it was the last one."""
+        if done.slot not in self._open:
+            return []
+        self._open.remove(done.slot)
+        if done.result:
+            self._results[done.index] = done.result
+        if self._open:
+            return []
+        msg = done.head
+        if self._results:
+            each = [self._results.get(index) for index in range(done.size)]
+            texts = [b"null" if one is None else b'"' + one + b'"' for one in each]
+            msg += b'"group_results":[' + b",".join(texts) + b"],"
+        return [NextTask(done.callback, msg + done.tail)]
+
+
 class _Recorder:
     """What both clients share: the real ones' checks, then a list in the place of Redis."""
 
@@ -71,6 +102,8 @@ class _Recorder:
         self._handlers = dict(handlers or {})
         self._middleware = middleware
         self._drafter = Drafter(namespace, max_payload)
+        self._in_workflows: dict[tuple[str, str], Message] = {}
+        self._open: dict[str, Members] = {}
 
     @property
     def namespace(self) -> str:
@@ -93,13 +126,16 @@ class _Recorder:
                     draft.reply = Holder(one.id, one.state)
                     return None
         draft.reply = draft.state.label
+        return self._keep(message, draft.state, {} if args is NO_ARGS else args, options)
+
+    def _keep(self, message: Message, state: State, args: Any, options: Mapping[str, Any]) -> Recorded:
         record = Recorded(
             id=message.id,
             kind=message.kind,
             queue=message.queue,
-            args={} if args is NO_ARGS else args,
+            args=args,
             payload=message.payload,
-            state=draft.state,
+            state=state,
             max_retry=message.max_retry,
             retention=message.retention,
             delay=options.get("delay"),
@@ -108,7 +144,38 @@ class _Recorder:
             unique_key=message.unique_key,
         )
         self.enqueued.append(record)
+        if message.workflow:
+            self._in_workflows[message.queue, message.id] = message
         return record
+
+    def _keep_written(self, msg: bytes, state: State, delay_s: float | None = None) -> Recorded:
+        """Keeps a task of a chain or group; its arguments are what is left of them in writing."""
+        message = decode(msg)
+        return self._keep(message, state, decode_args(message.payload), {"delay": delay_s})
+
+    def _keep_group(self, plan: GroupPlan) -> list[Recorded]:
+        self._open[plan.members_key] = Members([member.slot for member in plan.members])
+        return [self._keep_written(draft.new.msg, draft.state) for draft in plan.drafts]
+
+    def _following(self, record: Recorded) -> list[Recorded]:
+        """What follows a task of a chain or group that has run, kept."""
+        message = self._in_workflows.get((record.queue, record.id))
+        if message is None or not isinstance(record.outcome, Succeeded):
+            return []
+        found: list[NextTask] = []
+        for follow in follow_ups(self._drafter.namespace, message, record.outcome.result):
+            if isinstance(follow, NextTask):
+                found.append(follow)
+            elif isinstance(follow, GroupBegins):
+                self._open[follow.members] = Members([task.place.task_id for task in follow.tasks])
+                found += follow.tasks
+            elif isinstance(follow, MemberDone):
+                found += self._open[follow.members].report(follow)
+        return [
+            self._keep_written(task.msg, State.SCHEDULED if delay_s else State.PENDING, delay_s)
+            for task in found
+            for delay_s in [task.place.delay_ms / 1000 or None]
+        ]
 
     def _take_many(self, tasks: Iterable[Sequence[Any]], drafts: list[Draft]) -> Iterator[Recorded]:
         given = list(tasks)
@@ -129,12 +196,14 @@ class _Recorder:
         return make_handler(kind, func, middleware=self._middleware, declared_type=declared_type)
 
     def _fields(self, record: Recorded) -> dict[str, Any]:
+        message = self._in_workflows.get((record.queue, record.id))
         return {
             "id": record.id,
             "kind": record.kind,
             "queue": record.queue,
             "max_retry": record.max_retry,
             "client": self,
+            "earlier": Earlier(message.workflow) if message else None,
         }
 
 
@@ -168,10 +237,27 @@ class RecordingClient(_Recorder):
             self._run(record)
         return [accepted(draft) for draft in drafts]
 
+    def enqueue_chain(self, chain: Chain) -> ChainInfo:
+        """Records a chain's first task; with ``inline``, each following one once the one before succeeded."""
+        plan = ChainPlan(self._drafter, chain)
+        record = self._keep_written(plan.draft.new.msg, plan.draft.state)
+        self._run(record)
+        return plan.accepted(plan.draft.accepted(record.state.label))
+
+    def enqueue_group(self, group: Group) -> GroupInfo:
+        """Records a group's members; with ``inline``, also the callback, if all of them succeeded."""
+        plan = GroupPlan(self._drafter, group)
+        for record in self._keep_group(plan):
+            self._run(record)
+        return plan.accepted()
+
     def _run(self, record: Recorded | None) -> None:
         if self._inline and record is not None:
-            handler = self._handler(record.kind)
-            record.outcome = attempt(handler, record.payload, self._fields(record))
+            waiting = deque([record])
+            while waiting:
+                one = waiting.popleft()
+                one.outcome = attempt(self._handler(one.kind), one.payload, self._fields(one))
+                waiting += self._following(one)
 
     def close(self) -> None:
         """Does nothing: there is no connection."""
@@ -206,10 +292,27 @@ class AsyncRecordingClient(_Recorder):
             await self._run(record)
         return [accepted(draft) for draft in drafts]
 
+    async def enqueue_chain(self, chain: Chain) -> ChainInfo:
+        """Records a chain; as `RecordingClient.enqueue_chain`."""
+        plan = ChainPlan(self._drafter, chain)
+        record = self._keep_written(plan.draft.new.msg, plan.draft.state)
+        await self._run(record)
+        return plan.accepted(plan.draft.accepted(record.state.label))
+
+    async def enqueue_group(self, group: Group) -> GroupInfo:
+        """Records a group; as `RecordingClient.enqueue_group`."""
+        plan = GroupPlan(self._drafter, group)
+        for record in self._keep_group(plan):
+            await self._run(record)
+        return plan.accepted()
+
     async def _run(self, record: Recorded | None) -> None:
         if self._inline and record is not None:
-            handler = self._handler(record.kind)
-            record.outcome = await attempt_async(handler, record.payload, self._fields(record))
+            waiting = deque([record])
+            while waiting:
+                one = waiting.popleft()
+                one.outcome = await attempt_async(self._handler(one.kind), one.payload, self._fields(one))
+                waiting += self._following(one)
 
     async def aclose(self) -> None:
         """Does nothing: there is no connection."""

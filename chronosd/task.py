@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+class EarlierResults(Protocol):
+    """What went before a task in its chain or group."""
+
+    def prev_result(self, wanted: Any) -> Any:
+        """See `Task.prev_result`."""
+
+    def group_results(self, wanted: Any) -> list[Any]:
+        """See `Task.group_results`."""
 
 
 class Task(Generic[T]):
@@ -23,6 +34,7 @@ class Task(Generic[T]):
         "attempt",
         "client",
         "deadline_at",
+        "earlier",
         "id",
         "kind",
         "max_retry",
@@ -43,6 +55,7 @@ class Task(Generic[T]):
         deadline_at: float | None = None,
         state: Any = None,
         client: Any = None,
+        earlier: EarlierResults | None = None,
     ) -> None:
         self.id = id
         """The same over all attempts: the idempotency key."""
@@ -60,6 +73,36 @@ class Task(Generic[T]):
         """The value of the worker's ``lifespan``; None without one."""
         self.client = client
         """The worker's own client: an AsyncClient in async handlers, a Client in sync ones."""
+
+        self.earlier = earlier
+        """What `prev_result` and `group_results` look at; None for a task of its own."""
+
+    @overload
+    def prev_result(self) -> Any: ...
+    @overload
+    def prev_result(self, wanted: type[R]) -> R | None: ...
+
+    def prev_result(self, wanted: Any = Any) -> Any:
+        """What the step before returned, in a chain; None if that was nothing, or there is none before.
+
+        Args:
+            wanted: any type that pydantic validates; by default the decoded JSON is returned.
+
+        Raises a `SkipRetry` if it is not of that type: it is dead-lettered, since no retry can mend it.
+        """
+        return None if self.earlier is None else self.earlier.prev_result(wanted)
+
+    @overload
+    def group_results(self) -> list[Any]: ...
+    @overload
+    def group_results(self, wanted: type[R]) -> list[R | None]: ...
+
+    def group_results(self, wanted: Any = Any) -> list[Any]:
+        """What the members of a group returned, for its callback: in their order, None for nothing.
+
+        Empty if no member returned anything. Otherwise as `prev_result`.
+        """
+        return [] if self.earlier is None else self.earlier.group_results(wanted)
 
     @property
     def deadline(self) -> datetime | None:

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from chronosd.broker.payload import encode_args
+from chronosd.earlier import earlier_of
 from chronosd.handlers import Handler, Middleware, make_handler
 from chronosd.outcome import Failed, Outcome, Postponed, Rejected, Succeeded
 from chronosd.recording import AsyncRecordingClient, Recorded, RecordingClient
@@ -64,6 +65,8 @@ def make_task(
     deadline: datetime | None = None,
     state: Any = None,
     client: Any = None,
+    prev_result: Any = None,
+    group_results: Sequence[Any] | None = None,
 ) -> Task[T]:
     """A task to call a handler with directly: ``args`` as they are, without encoding or validation.
 
@@ -73,12 +76,15 @@ def make_task(
         deadline: an aware datetime.
         state: what the application's lifespan would yield.
         client: what ``task.client`` is, e.g. a `RecordingClient`.
+        prev_result: what the step before it in a chain returned.
+        group_results: what the members returned, for the callback of a group.
 
     The other fields are those of `chronosd.Task`.
     """
     deadline_at = None if deadline is None else deadline.timestamp()
     id = str(uuid4()) if id is None else id
-    return Task(id, kind, queue, args, attempt, retried, max_retry, deadline_at, state, client)
+    earlier = earlier_of(prev_result, group_results)
+    return Task(id, kind, queue, args, attempt, retried, max_retry, deadline_at, state, client, earlier)
 
 
 def run(

@@ -22,6 +22,7 @@ from chronosd import log
 from chronosd.board import Board, Cell
 from chronosd.broker import cancel
 from chronosd.durations import format_duration
+from chronosd.earlier import Earlier
 from chronosd.handlers import InvalidPayload
 from chronosd.outcome import (
     Failed,
@@ -163,6 +164,7 @@ class Executor:
             time.time() + handler.timeout,
             self._state,
             self._async_client if handler.is_async else self._sync_client,
+            Earlier(message.workflow) if message.workflow else None,
         )
         self.running.add(run)
         if handler.is_async:

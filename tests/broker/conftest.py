@@ -10,6 +10,7 @@ from chronosd.broker.runner import SyncRunner
 from chronosd.embedded import EmbeddedServer
 from tests.conftest import connect
 from tests.support.bench import Bench
+from tests.support.flow import Flow
 
 Bencher = Callable[[str], Bench]
 
@@ -41,6 +42,19 @@ def bench(bencher: Bencher) -> Bench:
 def other(bencher: Bencher) -> Bench:
     """A second queue beside ``bench``."""
     return bencher("other")
+
+
+@pytest.fixture
+def flow(bench_url: str, namespace: str) -> Iterator[Flow]:
+    """Queues for chains and groups."""
+    runner = SyncRunner(bench_url, timeout_s=10)
+    with connect(bench_url) as redis:
+        one = Flow(bench_url, redis, runner, namespace)
+        yield one
+        one.client.close()
+        for key in redis.scan_iter(match=f"{namespace}:*", count=1000):
+            redis.delete(key)
+    runner.close()
 
 
 @pytest.fixture
