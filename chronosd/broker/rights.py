@@ -19,7 +19,7 @@ _TTL_S = 60
 def missing_rights(namespace: Namespace) -> Steps[list[Finding]]:
     """A finding that names the commands and keys that the user lacks; none if nothing is missing.
 
-    Raises BrokerError.
+    Raises BrokerUnavailable.
     """
     probe = namespace.queue("doctor").task("probe")
     asked = _asked(probe)
@@ -28,9 +28,7 @@ def missing_rights(namespace: Namespace) -> Steps[list[Finding]]:
     (_, *replies, _) = yield commands
     denied, keys = [], False
     for words, reply in zip(asked, replies, strict=True):
-        if isinstance(reply, BrokerError) and not isinstance(reply, BrokerRefused):
-            raise reply
-        said = str(reply) if isinstance(reply, BrokerRefused) else ""
+        said = str(reply) if isinstance(reply, BrokerError) else ""
         if "NOPERM" in said:
             if " key" in said:
                 keys = True
