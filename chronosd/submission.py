@@ -262,7 +262,8 @@ def _retries(value: Any) -> int:
     return max(value, 0)
 
 
-def _duration(option: str, value: Any) -> float:
+def duration(option: str, value: Any) -> float:
+    """Seconds. Raises InvalidTask that names the option."""
     try:
         seconds = parse_duration(value)
     except ValueError as exc:
@@ -273,14 +274,14 @@ def _duration(option: str, value: Any) -> float:
 
 
 def _retention(value: Any) -> int:
-    seconds = _duration("retention", value)
+    seconds = duration("retention", value)
     if seconds < 0:
         raise InvalidTask(f"retention: must not be negative (got {ascii(value)[:60]})")
     return 1 if 0 < seconds < 1 else int(seconds)  # as chronos-go rounds it
 
 
 def _unique_ms(value: Any) -> int:
-    seconds = _duration("unique", value)
+    seconds = duration("unique", value)
     if seconds <= 0:
         raise InvalidTask(f"unique: must be longer than 0 (got {ascii(value)[:60]})")
     return max(int(round(seconds * 1000, 6)), 1)  # as chronos-go rounds it
@@ -288,7 +289,7 @@ def _unique_ms(value: Any) -> int:
 
 def _delay_ms(value: Any) -> int:
     # rounded up: a task must not start before its time
-    return max(math.ceil(round(_duration("delay", value) * 1000, 6)), 0)
+    return max(math.ceil(round(duration("delay", value) * 1000, 6)), 0)
 
 
 def _at_ms(value: Any) -> int:
