@@ -1,0 +1,27 @@
+"""What limits come to, by the handlers' own account."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.support.ledger import Entry, Ledger
+
+
+def most_at_once(ledgers: Iterable[Ledger]) -> int:
+    """The most runs that were between their start and their end at any time, over all ledgers."""
+    marks = [entry for ledger in ledgers for entry in ledger.entries() if entry.what in ("start", "end")]
+    running = most = 0
+    for entry in sorted(marks, key=_when):
+        running += 1 if entry.what == "start" else -1
+        most = max(most, running)
+    return most
+
+
+def _when(entry: Entry) -> tuple[int, bool]:
+    return entry.at_ns, entry.what == "start"
+
+
+def starts_within(ledgers: Iterable[Ledger], seconds: float) -> int:
+    """How many runs started within that time of the first."""
+    at = sorted(entry.at_ns for ledger in ledgers for entry in ledger.entries("start"))
+    return sum(1 for one in at if one - at[0] <= seconds * 1e9)
