@@ -41,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--outage-seconds", type=float, default=3.0, metavar="S", help="how long a server stands still (3)"
     )
+    parser.addoption(
+        "--limit-seconds", type=float, default=3.0, metavar="S", help="how long limits are measured (3)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,6 +84,13 @@ def ack_rounds(request: pytest.FixtureRequest) -> int:
 def outage_s(request: pytest.FixtureRequest) -> float:
     """How long a server stands still under running tasks."""
     seconds: float = request.config.getoption("--outage-seconds")
+    return seconds
+
+
+@pytest.fixture
+def limit_s(request: pytest.FixtureRequest) -> float:
+    """How long the limits of queues are measured."""
+    seconds: float = request.config.getoption("--limit-seconds")
     return seconds
 
 
