@@ -10,6 +10,7 @@ last turn), then the document, JSON.
 
 from __future__ import annotations
 
+import importlib.util
 import mmap
 import socket
 import time
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+
+from chronosd.config.schema import Config
 
 SIZE = 8 << 20
 """Address space only: memory is taken as far as the document goes."""
@@ -86,3 +89,17 @@ class WebSpec:
     page: Page
     log_level: str
     log_format: str
+
+
+_MODULES = ("jinja2", "prometheus_client", "starlette", "uvicorn")
+
+
+def web_problem(config: Config) -> str | None:
+    """What is wrong with ``http`` here, as ``chronos.yaml:9:1: http: ...``; None if nothing is."""
+    if config.http is None:
+        return None
+    missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    names = ", ".join(missing)
+    return f"{config.where('http')}: http: {names} not installed; get them with pip install 'chronosd[web]'"

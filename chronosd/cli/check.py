@@ -43,9 +43,12 @@ def check(config_file: str | None, timeout: float, as_json: bool) -> int:
     from chronosd import paths
     from chronosd.cli.preflight import import_all
     from chronosd.config.load import load
+    from chronosd.page import web_problem
 
     try:
         config = load(paths.find_config(config_file))
+        if problem := web_problem(config):
+            raise ConfigError([problem])
         imported = import_all(config, timeout)
         if imported.get("problems"):
             raise ConfigError(imported["problems"])

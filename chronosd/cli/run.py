@@ -8,6 +8,8 @@ from chronosd import embedded
 from chronosd.cli.options import config_option, read_config
 from chronosd.config.schema import Config
 from chronosd.embedded import EmbeddedServer
+from chronosd.errors import ConfigError
+from chronosd.page import WebSpec, web_problem
 
 
 @click.command(short_help="Run the daemon.")
@@ -33,7 +35,21 @@ def run(config_file: str | None, burst: bool) -> int:
     from chronosd.worker import main as worker
 
     config = read_config(config_file)
-    return supervisor.run(config, worker_target=worker.run, server=_embedded_server(config), burst=burst)
+    if problem := web_problem(config):
+        raise ConfigError([problem])
+    return supervisor.run(
+        config,
+        worker_target=worker.run,
+        web_target=_serve,
+        server=_embedded_server(config),
+        burst=burst,
+    )
+
+
+def _serve(spec: WebSpec) -> int:
+    from chronosd.web import app  # here, in the child: nobody else needs what it imports
+
+    return app.run(spec)
 
 
 def _embedded_server(config: Config) -> EmbeddedServer | None:

@@ -9,7 +9,7 @@ The stages, each in a module of its own and each unaware of the next::
     expand     ${VAR} and ${VAR:-default}
     shorthand  short forms to the long one, places moving along
     schema     the keys, validated by pydantic; fields and names have the types of values
-    checks     limits between keys; features not built yet
+    checks     limits between keys
     report     pydantic's errors to sentences
 
 Problems are collected from all stages and reported at once, sorted by line. A problem stands at its key

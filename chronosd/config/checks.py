@@ -1,4 +1,4 @@
-"""What no single key can say: limits between keys, and features that this version does not have.
+"""What no single key can say: limits between keys.
 
 These look at the data rather than at the validated :class:`Config`, for they have their say even where
 another key is wrong; a value that is wrong by itself is passed over here.
@@ -12,31 +12,22 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
-from chronosd.config.fields import Seconds, retype
+from chronosd.config.fields import Seconds
 from chronosd.config.nodes import Problem
 from chronosd.config.report import at, got
 from chronosd.config.schedules import check_schedules
-from chronosd.config.schema import NOT_YET, Config, RetryConfig
+from chronosd.config.schema import Config, RetryConfig
 from chronosd.config.tree import Loc, Tree
 from chronosd.durations import format_duration
 
 
 def check(tree: Tree) -> Iterator[Problem]:
     """Every problem of a normalised tree that validation key by key cannot see."""
-    yield from _not_yet(tree)
     yield from _nothing_to_run(tree)
     yield from _heartbeat(tree)
     yield from _backoff(tree)
     yield from _two_passwords(tree)
     yield from check_schedules(tree)
-
-
-def _not_yet(tree: Tree) -> Iterator[Problem]:
-    for pattern, defaults in NOT_YET:
-        for loc in _matches(tree.data, pattern, ()):
-            value = retype(at(tree.data, loc))
-            if not any(type(value) is type(default) and value == default for default in defaults):
-                yield _at_key(tree, loc, "not available in this version; leave it out")
 
 
 def _nothing_to_run(tree: Tree) -> Iterator[Problem]:

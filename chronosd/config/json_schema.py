@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from chronosd.config.schema import NOT_YET, Config
+from chronosd.config.schema import Config
 from chronosd.config.shorthand import MODULES
 
 _EXPANSION = {"type": "string", "pattern": r"\$\{"}
@@ -29,7 +29,6 @@ def json_schema() -> dict[str, Any]:
     properties = schema["properties"]
     modules = properties.pop(MODULES)
     _add_shorthands(properties, modules)
-    _mark_not_yet(properties, definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "chronos.yaml",
@@ -84,13 +83,6 @@ def _add_shorthands(properties: dict[str, Any], modules: dict[str, Any]) -> None
         {"type": "object", "minProperties": 1, "additionalProperties": handler},
         {"type": "array", "minItems": 1, "uniqueItems": True, "items": modules["items"]},
     )
-
-
-def _mark_not_yet(properties: dict[str, Any], definitions: dict[str, Any]) -> None:
-    sections = {"queues": "QueueConfig", "recycle": "RecycleConfig"}
-    for pattern, _ in NOT_YET:
-        where = properties if len(pattern) == 1 else definitions[sections[pattern[0]]]["properties"]
-        where[pattern[-1]]["description"] += " (not available in this version)"
 
 
 if __name__ == "__main__":

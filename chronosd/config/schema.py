@@ -241,7 +241,7 @@ class Config(_Section):
     )
     recycle: RecycleConfig = _key(RecycleConfig(), "when a worker is replaced by a fresh one")
     janitor: JanitorConfig = _key(JanitorConfig(), "what is deleted of tasks that have ended")
-    http: HttpConfig | None = _key(None, "starts the web process")
+    http: HttpConfig | None = _key(None, "starts the web process, which needs the extra web")
     control_socket: n.SocketPath | None = _key(
         None, "default: in $RUNTIME_DIRECTORY, else $XDG_RUNTIME_DIR, else beside this file"
     )
@@ -274,9 +274,3 @@ class Config(_Section):
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         line, column = marks.get(path, (1, 1))
         return f"{self._source.name}:{line}:{column}"
-
-
-NOT_YET: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...] = (
-    (("http",), (None,)),
-)
-"""Keys whose feature is not built yet, and the spellings of the default, which is all they take."""

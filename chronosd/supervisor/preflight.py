@@ -24,6 +24,7 @@ from chronosd.config.read import read
 from chronosd.config.schema import Config
 from chronosd.errors import ConfigError
 from chronosd.handlers import HandlerImportError
+from chronosd.page import web_problem
 from chronosd.supervisor import process
 from chronosd.supervisor.descriptors import Descriptors
 from chronosd.supervisor.leftovers import left_behind
@@ -199,6 +200,8 @@ def _examine(running: Config, kinds: frozenset[str], redis_url: str, pipe: int) 
         change = difference(running, config)
         if change.refused:
             raise ConfigError(change.refused)
+        if problem := web_problem(config):
+            raise ConfigError([problem])
         config.redis.password()
         _send(pipe, pickle.dumps(config))
         registry = handlers.load(config)

@@ -17,18 +17,17 @@ import pytest
 from pydantic import BaseModel
 
 from chronosd.config.load import parse
-from chronosd.config.schema import NOT_YET, Config
+from chronosd.config.schema import Config
 from chronosd.config.shorthand import MODULES
 from chronosd.errors import ConfigError
 from tests.support.config_table import KEYS, SECTIONS
 from tests.support.config_writer import STYLES, Pairs, Written, pairs, write
 
-NOT_BUILT = {".".join(pattern).replace("*", "low") for pattern, _ in NOT_YET}
 Expected = list[tuple[str, re.Pattern[str]]]
 
 
 def problems(text_of_file: str) -> list[tuple[int, int, str, str]]:
-    """What is said of a file: line, column, path, sentence. Unavailable features are left out."""
+    """What is said of a file: line, column, path, sentence."""
     with pytest.raises(ConfigError) as caught:
         parse(text_of_file, source="chronos.yaml", base=Path("/etc/chronosd"), env={"SET": "x"})
     found = []
@@ -36,8 +35,7 @@ def problems(text_of_file: str) -> list[tuple[int, int, str, str]]:
         assert "\n" not in line
         match = re.fullmatch(r"chronos\.yaml:(\d+):(\d+): ([^ ]+): (.*)", line)
         assert match, line
-        if not match[4].startswith("not available in this version"):
-            found.append((int(match[1]), int(match[2]), match[3], match[4]))
+        found.append((int(match[1]), int(match[2]), match[3], match[4]))
     return found
 
 
@@ -219,27 +217,8 @@ def test_every_key_that_expands_to_nonsense_is_told_without_the_value(style: str
 @pytest.mark.parametrize("style", STYLES)
 def test_every_key_takes_its_right_value_from_the_environment(style: str) -> None:
     values = [(path, key.good) for path, key in KEYS.items() if not key.good.startswith(("[", "{"))]
-    values = [
-        (p, v)
-        for p, v in values
-        if v != "null" and p.split(".")[0] not in ("on_dead_letter", "http")
-    ]
+    values = [(p, v) for p, v in values if v != "null" and p.split(".")[0] not in ("on_dead_letter", "http")]
     env = {path.replace(".", "_").upper(): value for path, value in values}
     written = write(style, [(path, f'"${{{path.replace(".", "_").upper()}}}"') for path, _ in values])
     plain = parse(write(style, values).text, source="chronos.yaml", base=Path("/x"), env={})
     assert parse(written.text, source="chronos.yaml", base=Path("/x"), env=env) == plain
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_every_key_of_a_feature_that_is_not_built_says_so(style: str) -> None:
-    fine = {"queues.low.max_in_flight": "20", "queues.low.rate_limit": "100/s", "recycle.max_tasks": "1000"}
-    fine |= {"recycle.max_memory": "512MiB"}
-    written = write(style, [(path, fine.get(path, key.good)) for path, key in KEYS.items()])
-    with pytest.raises(ConfigError) as caught:
-        parse(written.text, source="chronos.yaml", base=Path("/x"), env={})
-    expected = [
-        f"chronos.yaml:{line}:{column}: {path}: not available in this version; leave it out"
-        for path, ((line, column), *_) in written.marks.items()
-        if path in NOT_BUILT
-    ]
-    assert sorted(caught.value.problems) == sorted(expected)

@@ -74,4 +74,3 @@ def test_the_json_schema_explains_every_key_and_knows_the_short_forms() -> None:
         for key in ("queues", "handlers")
     }
     assert forms == {"queues": ["object", "array"], "handlers": ["object", "array"]}
-    assert "not available" in schema["properties"]["http"]["description"]
