@@ -74,6 +74,10 @@ class Trimmed:
     aged: int
     over: int
     """Deleted although their time had not come, because of ``keep``."""
+    aged_members: tuple[str, ...] = ()
+    """Dead letters that may be members of groups, not deleted: see :mod:`chronosd.broker.members`."""
+    over_members: tuple[str, ...] = ()
+    """As many more because of ``keep``."""
 
 
 def trim(
@@ -86,4 +90,9 @@ def trim(
     """
     age: Any = "" if age_s is None else round(age_s * 1000)
     args = [queue.task_prefix, int(state), age, keep, limit]
-    return call(script("trim"), (queue.set_of(state),), args, lambda r: Trimmed(int(r[0]), int(r[1])))
+
+    def parse(reply: Any) -> Trimmed:
+        old, many = (tuple(text(one) for one in ids) for ids in reply[2:])
+        return Trimmed(int(reply[0]), int(reply[1]), old, many)
+
+    return call(script("trim"), (queue.set_of(state),), args, parse)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from chronosd.broker.follow import Follow, GroupBegins, GroupEnds, GroupWaits, MemberDone, NextTask, Place
-from chronosd.broker.keys import Namespace
+from chronosd.broker.keys import Namespace, QueueKeys
 from chronosd.broker.message import Message, encode
 from chronosd.errors import MessageError
 from chronosd.states import State
@@ -65,13 +65,22 @@ def is_member_id(task_id: str) -> bool:
     return _MEMBER_ID.search(task_id) is not None
 
 
+Afterwards = Callable[[Message, QueueKeys], Sequence[NextTask]]
+"""What follows the dead-lettering of a message in a queue."""
+
+
+def nothing_more(message: Message, queue: QueueKeys) -> Sequence[NextTask]:
+    """Nothing does."""
+    return ()
+
+
 def end_group(
-    namespace: Namespace, message: Message, why: str, then: Sequence[NextTask] = ()
+    namespace: Namespace, message: Message, why: str, then: Afterwards = nothing_more
 ) -> list[Follow]:
     """What follows where a task is deleted, trimmed or purged: its group, if it has one and is open, ends.
 
-    The callback goes to the dead letters with ``why`` as its last error and the results so far; ``then`` are
-    the follow-ups of that. Run by hand it goes on; members that succeed later do nothing.
+    The callback goes to the dead letters with ``why`` as its last error and the results so far; ``then`` says
+    what follows that. Run by hand it goes on; members that succeed later do nothing.
 
     Args:
         message: the task that is gone, which must not have succeeded.
@@ -80,13 +89,14 @@ def end_group(
     if not workflow.get("group_id"):
         return []
     try:
-        place, head, tail = _callback(namespace, workflow, why)
+        callback, place, head, tail = _callback(namespace, workflow, why)
     except (MessageError, ValueError):
         return []  # nobody could have fired it either
     queue, group_id = place.queue, workflow["group_id"]
     members, results = queue.group(group_id), queue.group_results(group_id)
     slot, size = _slot(message), workflow.get("group_size", 0)
-    return [GroupEnds(members, results, slot, size, queue.archived, place, head, tail, then)]
+    after = then(callback, queue)
+    return [GroupEnds(members, results, slot, size, queue.archived, place, head, tail, after)]
 
 
 def without_chain(message: Message) -> dict[str, Any]:
@@ -157,7 +167,7 @@ def _stage(
         "group_size": size,
         "group_cb_chain": tail,
     }
-    place, head, rest = _callback(namespace, shared)
+    _, place, head, rest = _callback(namespace, shared)
     tasks = [
         _next_task(namespace, message_of(f"{group_id}:m{j}", member, {**shared, "group_index": j}), member)
         for j, member in enumerate(link["group"])
@@ -168,7 +178,7 @@ def _stage(
 
 def _report(namespace: Namespace, message: Message, result: bytes | None) -> MemberDone:
     workflow = message.workflow
-    place, head, tail = _callback(namespace, workflow)
+    _, place, head, tail = _callback(namespace, workflow)
     group_id = workflow["group_id"]
     return MemberDone(
         place.queue.group(group_id),
@@ -190,8 +200,8 @@ def _slot(message: Message) -> str:
 
 def _callback(
     namespace: Namespace, workflow: Mapping[str, Any], last_err: str = ""
-) -> tuple[Place, bytes, bytes]:
-    """Where the callback of a member's group goes, and its message up to the results and behind them."""
+) -> tuple[Message, Place, bytes, bytes]:
+    """The callback of a member's group, where it goes, its encoded message up to the results and behind."""
     link, group_id = workflow.get("group_callback"), workflow["group_id"]
     if not link:
         raise MessageError("a group without group_callback")
@@ -211,7 +221,7 @@ def _callback(
     state = State.ARCHIVED if last_err else _state(place)
     # the key stands in no other place: inside a string its quotes would be escaped
     head, mark, tail = encode(message, state).partition(b'"group_index":')
-    return place, head, mark + tail
+    return message, place, head, mark + tail
 
 
 def _next_task(namespace: Namespace, message: Message, link: Mapping[str, Any]) -> NextTask:

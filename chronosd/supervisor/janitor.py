@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from chronosd.broker import sweep
 from chronosd.broker.commands import BATCH, Steps
+from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import QueueKeys
+from chronosd.broker.members import trim_members
+from chronosd.broker.workflow import nothing_more
 from chronosd.config.schema import JanitorConfig
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
@@ -30,9 +33,14 @@ class Janitor:
     name = "janitor"
 
     def __init__(
-        self, queues: Sequence[QueueKeys], limits: JanitorConfig, totals: Totals | None = None
+        self,
+        queues: Sequence[QueueKeys],
+        limits: JanitorConfig,
+        totals: Totals | None = None,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         self._totals = totals or Totals()
+        self._then = nothing_more if dead_letters is None else dead_letters.following
         self.interval_s = limits.interval
         self._sets: list[tuple[QueueKeys, State, float | None, int]] = []
         for queue in queues:
@@ -59,13 +67,22 @@ class Janitor:
                     errors[queue.name] = reply
                     continue
                 is_answered = True
-                counts["expired"] += reply.aged
-                counts["trimmed"] += reply.over
-                if reply.over:
-                    self._totals.add(TRIMMED, queue.name, state.label, n=reply.over)
+                aged, over = reply.aged, reply.over
+                if reply.aged_members or reply.over_members:
+                    try:
+                        aged += yield from trim_members(queue, reply.aged_members, self._then)
+                        over += yield from trim_members(queue, reply.over_members, self._then)
+                    except BrokerError as error:
+                        errors[queue.name] = error
+                        continue
+                counts["expired"] += aged
+                counts["trimmed"] += over
+                if over:
+                    self._totals.add(TRIMMED, queue.name, state.label, n=over)
                     key = (queue.name, state.label)
-                    trimmed[key] = trimmed.get(key, 0) + reply.over
-                if reply.aged + reply.over >= limit:
+                    trimmed[key] = trimmed.get(key, 0) + over
+                # also members that are only out of the set: there may be more behind them
+                if reply.aged + reply.over + len(reply.aged_members) + len(reply.over_members) >= limit:
                     unfinished.append(item)
             open_ = unfinished
             if not open_:

@@ -131,7 +131,7 @@ class Rounds:
             Strays(self._namespace, lambda: self._fleet, config.heartbeat_interval, totals=self.totals),
             Cancels(self._namespace, lambda: self._fleet),
             recoverer,
-            Janitor(queues, config.janitor, self.totals),
+            Janitor(queues, config.janitor, self.totals, DeadLetters.of(config)),
             Announcer(self._namespace, self._incarnation.name, config.recover_min_idle),
             self.gauges,
         ]
