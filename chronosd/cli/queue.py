@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from chronosd.inspector import Consumer
 
 
-@click.group(short_help="Look at queues, pause and resume them.")
+@click.group(short_help="Look at queues; pause, resume and purge them.")
 def queue() -> None:
-    """Looks at queues, pauses and resumes them."""
+    """Looks at queues; pauses, resumes and purges them."""
 
 
 queue.add_command(pause)

@@ -21,9 +21,9 @@ _PAGE = 500
 _BRIEF = 60
 
 
-@click.group(short_help="Look at tasks.")
+@click.group(short_help="Look at tasks; run, delete and cancel them.")
 def task() -> None:
-    """Looks at tasks."""
+    """Looks at tasks; runs, deletes and cancels them."""
 
 
 task.add_command(cancel)
