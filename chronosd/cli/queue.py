@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chronosd.cli.moves import purge
 from chronosd.cli.options import find_server, json_option, reaching, server_options
 from chronosd.cli.output import note, print_fields, print_json, print_table, span
 from chronosd.cli.pause import pause, resume
@@ -22,6 +23,7 @@ def queue() -> None:
 
 queue.add_command(pause)
 queue.add_command(resume)
+queue.add_command(purge)
 
 
 _MOST_CONSUMERS = 50

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chronosd.cli.cancel import cancel
+from chronosd.cli.moves import rm, run, run_all
 from chronosd.cli.options import find_server, json_option, reaching, server_options
 from chronosd.cli.output import instant, json_text, print_fields, print_json, print_table, span
 from chronosd.states import State
@@ -26,7 +27,8 @@ def task() -> None:
     """Looks at tasks; runs, deletes and cancels them."""
 
 
-task.add_command(cancel)
+for _command in (run, run_all, rm, cancel):
+    task.add_command(_command)
 
 
 @task.command("ls")
