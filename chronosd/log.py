@@ -28,6 +28,7 @@ from structlog.typing import FilteringBoundLogger
 
 from chronosd.logsink import MAX_LINE, Sink
 from chronosd.task import Task
+from chronosd.trace import trace_id
 
 __all__ = ["MAX_LINE", "bind_task", "configure", "current_task", "dropped", "enabled", "get_logger", "mask"]
 
@@ -188,6 +189,8 @@ def _line(level: str, event: _EventDict) -> bytes:
     task = _task.get()
     if task is not None:
         head |= {"task_id": task.id, "kind": task.kind, "queue": task.queue, "attempt": task.attempt}
+        if task.trace:
+            head["trace_id"] = trace_id(task.trace)
     for name in ("timestamp", "level"):
         if name in event:  # from a handler's `extra`; ours mean something to whoever reads the log
             event[f"{name}_"] = event.pop(name)

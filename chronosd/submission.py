@@ -29,6 +29,8 @@ from chronosd.errors import (
 )
 from chronosd.kinds import Kind
 from chronosd.states import State
+from chronosd.trace import checked as checked_trace
+from chronosd.trace import current as current_trace
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_MAX_RETRY: Final = 25
@@ -44,7 +46,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _VARIANT = "89ab" * 4
-_OPTIONS = ("queue", "max_retry", "delay", "at", "unique", "retention", "task_id", "discard")
+_OPTIONS = ("queue", "max_retry", "delay", "at", "unique", "retention", "task_id", "discard", "trace")
 _WORD_STATES = {"pending": State.PENDING, "scheduled": State.SCHEDULED}
 
 
@@ -68,6 +70,8 @@ class EnqueueOptions(TypedDict, total=False):
     """An id of your own; refused while a task of that id has not ended. A random UUID by default."""
     discard: bool | None
     """Whether it is dropped when its retries are spent, instead of archived."""
+    trace: str | None
+    """W3C ``traceparent`` that it belongs to; by default what :mod:`chronosd.trace` finds. ``""``: to none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,7 @@ class Drafter:
         retention: str | float | timedelta | None = None,
         task_id: str | None = None,
         discard: bool | None = None,
+        trace: str | None = None,
     ) -> Draft:
         """Checks everything and writes the message. Raises InvalidTask or PayloadTooLarge."""
         if type(kind) is str:
@@ -164,6 +169,7 @@ class Drafter:
         if discard is not None and type(discard) is not bool:
             raise InvalidTask(f"discard: must be true or false (got {ascii(discard)[:60]})")
         id_, nonce = (new_id(), "") if task_id is None else (_check("task_id", task_id), urandom(8).hex())
+        context = current_trace() if trace is None else trace and checked_trace(trace)
         payload = encode_args({} if args is NO_ARGS else args)
         if len(payload) > self.max_payload:
             raise PayloadTooLarge(
@@ -171,11 +177,12 @@ class Drafter:
             )
         if unique is None or unique is False:
             msg = encode_new(id_, name, keys.name, payload, retries, discard is True, kept_s, state)
-            return Draft(NewTask(id_, msg, delay_ms, at_ms, nonce), name, keys, state, retries, kept_s)
+            new = NewTask(id_, msg, delay_ms, at_ms, nonce, trace=context)
+            return Draft(new, name, keys, state, retries, kept_s)
         lock_ms = _unique_ms(unique)
         lock = keys.unique(name, sha256(payload).hexdigest())
         message = Message(id_, name, keys.name, payload, 0, retries, discard is True, lock, retention=kept_s)
-        new = NewTask(id_, encode(message, state), delay_ms, at_ms, nonce, lock, lock_ms)
+        new = NewTask(id_, encode(message, state), delay_ms, at_ms, nonce, lock, lock_ms, context)
         return Draft(new, name, keys, state, retries, kept_s)
 
     def drafts(self, tasks: Iterable[Sequence[Any]]) -> Iterator[Draft]:

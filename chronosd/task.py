@@ -41,6 +41,7 @@ class Task(Generic[T]):
         "queue",
         "retried",
         "state",
+        "trace",
     )
 
     def __init__(
@@ -56,6 +57,7 @@ class Task(Generic[T]):
         state: Any = None,
         client: Any = None,
         earlier: EarlierResults | None = None,
+        trace: str = "",
     ) -> None:
         self.id = id
         """The same over all attempts: the idempotency key."""
@@ -73,9 +75,11 @@ class Task(Generic[T]):
         """The value of the worker's ``lifespan``; None without one."""
         self.client = client
         """The worker's own client: an AsyncClient in async handlers, a Client in sync ones."""
-
         self.earlier = earlier
         """What `prev_result` and `group_results` look at; None for a task of its own."""
+        self.trace = trace
+        """W3C trace context: a ``traceparent``, and after a space its ``tracestate`` if there is one; empty for
+        none. What the handler enqueues belongs to the same trace (see :mod:`chronosd.trace`)."""
 
     @overload
     def prev_result(self) -> Any: ...

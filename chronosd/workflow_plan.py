@@ -13,6 +13,7 @@ from chronosd.broker.message import Message, encode
 from chronosd.broker.workflow import link_of
 from chronosd.errors import PayloadTooLarge
 from chronosd.submission import Draft, Drafter, TaskInfo, new_id
+from chronosd.trace import current as current_trace
 from chronosd.workflows import Chain, ChainInfo, Group, GroupInfo, Step, named
 
 MOST_BYTES: Final = 16 << 20
@@ -93,7 +94,7 @@ class GroupPlan:
 
 def _draft(drafter: Drafter, message: Message, step: Step) -> Draft:
     state = step.state
-    new = NewTask(message.id, encode(message, state), step.delay_ms, step.at_ms)
+    new = NewTask(message.id, encode(message, state), step.delay_ms, step.at_ms, trace=current_trace())
     queue = drafter.namespace.queue(message.queue)
     return Draft(new, message.kind, queue, state, message.max_retry, message.retention)
 

@@ -20,6 +20,7 @@ from chronosd.broker.message import Message, encode
 from chronosd.broker.payload import encode_args
 from chronosd.broker.workflow import waiting
 from chronosd.states import State
+from chronosd.trace import stored
 
 UNDECODABLE_KIND = "chronosd:undecodable"
 """Kind of the record that is made of a stream entry which names no task."""
@@ -38,6 +39,8 @@ class Fetched(NamedTuple):
     """Unix seconds; 0 if its kind has always been known."""
     free_starts: int = 0
     """Starts that were not charged."""
+    trace: str = ""
+    """Its trace context (see :mod:`chronosd.trace`); empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,9 @@ def delivery(reply: Any) -> Delivery:
             _int(rows[i + 3]),
             _float(rows[i + 4]),
             _int(rows[i + 5]),
+            stored(rows[i + 6]) if rows[i + 6] else "",
         )
-        for i in range(0, len(rows), 6)
+        for i in range(0, len(rows), 7)
     ]
     return Delivery(tasks, [text(task_id) for task_id in gone])
 

@@ -28,6 +28,8 @@ class NewTask:
     """The key of its unique lock; empty for none."""
     lock_ms: int = 0
     """How long the lock lives once the task is due."""
+    trace: str = ""
+    """The trace context that it belongs to; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,19 @@ STATES = {str(int(state)): state for state in State}
 
 
 def _words(task: NewTask) -> tuple[Any, ...]:
+    mode, ms = when(task)
+    return task.id, task.nonce, task.msg, mode, ms
+
+
+def when(task: NewTask) -> tuple[str, int]:
+    """The mode that scripts know, with the trace context if there is one, and its milliseconds."""
     if task.at_ms is not None:
-        return task.id, task.nonce, task.msg, "at", task.at_ms
-    if task.delay_ms > 0:
-        return task.id, task.nonce, task.msg, "in", task.delay_ms
-    return task.id, task.nonce, task.msg, "now", 0
+        mode, ms = "at", task.at_ms
+    elif task.delay_ms > 0:
+        mode, ms = "in", task.delay_ms
+    else:
+        mode, ms = "now", 0
+    return f"{mode} {task.trace}" if task.trace else mode, ms
 
 
 def register_queues(namespace: Namespace, names: Iterable[str]) -> Command[None]:

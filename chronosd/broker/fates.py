@@ -46,6 +46,8 @@ class Row(NamedTuple):
     returned: bytes | None
     cancel: bytes | None = None
     """The entry whose run was cancelled."""
+    trace: bytes | None = None
+    """Its traceparent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Ended(NamedTuple):
     how: str
     """succeeded, crashed (it runs again), archived, discarded or cancelled."""
     attempt: int
+    trace: str = ""
+    """Its trace context; empty for none."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from chronosd.broker.commands import BATCH, Command, call, script, text
-from chronosd.broker.enqueue import NewTask
+from chronosd.broker.enqueue import NewTask, when
 from chronosd.broker.keys import Namespace, QueueKeys
 
 STAGED_S: Final = 600
@@ -55,10 +55,7 @@ def open_group(
     for member in members:
         task = member.task
         args += (member.slot, numbers[member.queue.name], task.id)
-        if task.at_ms is not None:
-            args += ("at", task.at_ms)
-        else:
-            args += ("in", task.delay_ms) if task.delay_ms > 0 else ("now", 0)
+        args += when(task)
         args.append(b"" if is_staged else task.msg)
     keys = (
         callback.group(group_id),

@@ -32,6 +32,7 @@ from chronosd.broker.fates import MAX_RETURNS, Death, Ended, Fate, Policy, Row, 
 from chronosd.broker.keys import GROUP, Field, QueueKeys
 from chronosd.broker.message import Message, decode
 from chronosd.errors import BrokerError, MessageError
+from chronosd.trace import stored
 
 __all__ = ["MAX_RETURNS", "Death", "Fate", "Policy", "Row", "Settled", "execute", "look", "pending", "settle"]
 
@@ -83,8 +84,8 @@ def look(queue: QueueKeys, entries: Sequence[bytes]) -> Command[list[Row]]:
 
 def _rows(reply: Any) -> list[Row]:
     rows = []
-    for i in range(0, len(reply), 10):
-        entry, task_id, msg, *rest = reply[i : i + 10]
+    for i in range(0, len(reply), 11):
+        entry, task_id, msg, *rest = reply[i : i + 11]
         if task_id is None:
             rows.append(Row(entry, None, msg, *rest))
         else:
@@ -253,7 +254,8 @@ def _decide(
 def _note(queue: QueueKeys, row: Row, message: Message | None, how: str, summary: Settled) -> None:
     kind, attempt = ("", 0) if message is None else (message.kind, message.retried + 1)
     task_id = row.task_id or (message.id if message else "")
-    summary.ends.append(Ended(queue.name, text(row.entry), task_id, kind, how, attempt))
+    trace = stored(row.trace)
+    summary.ends.append(Ended(queue.name, text(row.entry), task_id, kind, how, attempt, trace))
 
 
 def _charge(row: Row, message: Message, death: Death, policy: Policy, moves: _Moves, summary: Settled) -> str:

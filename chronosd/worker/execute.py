@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
-from chronosd import log
+from chronosd import log, trace
 from chronosd.board import Board, Cell
 from chronosd.broker import cancel
 from chronosd.durations import format_duration
@@ -165,6 +165,7 @@ class Executor:
             self._state,
             self._async_client if handler.is_async else self._sync_client,
             Earlier(message.workflow) if message.workflow else None,
+            run.trace,
         )
         self.running.add(run)
         if handler.is_async:
@@ -195,6 +196,8 @@ class Executor:
     async def _run_async(self, run: Run) -> None:
         task = run.task
         log.bind_task(task)
+        if run.trace:
+            trace.bind(run.trace)
         if not self._enter(run):
             self.running.discard(run)
             run.aio = None
@@ -234,6 +237,8 @@ class Executor:
         task = run.task
         try:
             log.bind_task(task)
+            if run.trace:
+                trace.bind(run.trace)
             if not self._enter(run):
                 return run, None
             outcome = from_result(run.handler.func(task))  # type: ignore[arg-type] # set by start

@@ -104,7 +104,7 @@ class Intake:
             return
         # Go may have stored a new task under the old id: crashes that were never charged are not its own.
         crashes = item.crashes if item.crashes <= message.retried else 0
-        run = Run(slot, item.entry, index, message, handler, crashes, now_ns, item.free_starts)
+        run = Run(slot, item.entry, index, message, handler, crashes, now_ns, item.free_starts, item.trace)
         held.runs[key] = run
         held.buffer.append(run)
 

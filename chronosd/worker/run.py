@@ -42,6 +42,7 @@ class Run:
         "started_ns",
         "task",
         "timer",
+        "trace",
     )
 
     def __init__(
@@ -54,6 +55,7 @@ class Run:
         crashes: int,
         now_ns: int,
         free_starts: int = 0,
+        trace: str = "",
     ) -> None:
         self.slot = slot
         self.entry = entry
@@ -62,6 +64,7 @@ class Run:
         self.handler = handler
         self.crashes = crashes
         self.free_starts = free_starts
+        self.trace = trace
         self.claimed_ns = now_ns
         self.checked_ns = now_ns
         """When it was last known to be this worker's own."""

@@ -5,6 +5,7 @@
 --          ('' = unchanged),
 --          n, and n times: hash field, value ('' = delete the field), then what follows it (see follow.lua)
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
+--#include trace
 --#include follow
 --#include owns
 --#include unique
@@ -35,6 +36,8 @@ while i <= #ARGV do
     end
     if lock ~= '' and (mine or gone) and redis.pcall('GET', lock) == id then redis.pcall('DEL', lock) end
   end
-  i = follow(i + 5 + 2 * n, mine, now)
+  local f = i + 5 + 2 * n
+  carried = mine and ARGV[f] ~= '0' and trace_of(prefix .. id) or nil
+  i = follow(f, mine, now)
 end
 return lost

@@ -3,6 +3,7 @@
 -- ARGV     1 group  2 task key prefix  3 entry  4 id of the new record  5 its msg
 --          6 what follows it (see follow.lua)
 -- Returns  'archived' | 'lost' (no longer pending: nothing was changed)
+--#include trace
 --#include follow
 local stream, archived, group, prefix = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local entry, id, msg = ARGV[3], ARGV[4], ARGV[5]

@@ -7,6 +7,7 @@
 -- Note     The entry of a waiting task is looked for near the time at which it was enqueued. One that is not found
 --          stays, as does that of a running one: whoever meets it finds no task and drops it.
 --#include unique
+--#include trace
 --#include follow
 local stream, group, prefix, force = KEYS[1], ARGV[1], ARGV[2], ARGV[3] == '1'
 local SEARCHED = 1000

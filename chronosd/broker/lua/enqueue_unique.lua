@@ -7,6 +7,7 @@
 --          what is under the key is no lock)
 -- Note     A resend finds its own task, and so its own lock: 'repeat', as if there were none.
 --#include unique
+--#include trace
 --#include store
 local prefix = ARGV[1]
 local out = {}

@@ -4,8 +4,8 @@
 -- ARGV     1 group  2 consumer  3 count (entries to read; 0 = none)  4 task key prefix
 --          5 budget (message bytes that one reply may carry)
 --          then the ids of entries already delivered
--- Returns  {rows, gone}: rows flat, six a task: entry, id, msg, crashes, unknown_since,
---          free_starts.
+-- Returns  {rows, gone}: rows flat, seven a task: entry, id, msg, crashes, unknown_since,
+--          free_starts, trace context.
 --          id is false for an entry that names no task; msg then holds its fields as text.
 --          msg is false where it exceeds what is left of the budget: read it singly.
 --          gone: ids whose task no longer exists, or is in another place already: pending under another
@@ -15,6 +15,7 @@ local stream, group, consumer = KEYS[1], ARGV[1], ARGV[2]
 local count, prefix, budget = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local sets = { ['6'] = KEYS[2], ['4'] = KEYS[3], ['5'] = KEYS[4], ['3'] = KEYS[5] }
 local rows, gone, n = {}, {}, 0
+--#include trace
 --#include take
 
 take_in(6)

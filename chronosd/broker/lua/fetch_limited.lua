@@ -12,6 +12,7 @@ local count, prefix, budget = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local most, interval, burst = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local sets, rate = { ['6'] = KEYS[2], ['4'] = KEYS[3], ['5'] = KEYS[4], ['3'] = KEYS[5] }, KEYS[6]
 local rows, gone, n = {}, {}, 0
+--#include trace
 --#include take
 --#include allowance
 
@@ -25,7 +26,7 @@ if count > 0 then
     if read then
       for _, item in ipairs(read[1][2]) do take(item[1], item[2]) end
     end
-    local started = (n - before) / 6
+    local started = (n - before) / 7
     if interval > 0 and started > 0 then
       tat = tat + started * interval
       redis.call('SET', rate, string.format('%.0f', tat), 'PX', math.ceil((tat - now) / 1000))

@@ -1,4 +1,4 @@
--- Part of other scripts. Does what follows the end of a task: ARGV[i] is the number of its follow-ups, which
+-- Part of other scripts, which include trace.lua before it. Does what follows the end of a task: ARGV[i] is the number of its follow-ups, which
 -- come after it, each one of
 --   'task', place, msg
 --          another task, unless its id is in use: a repeat changes nothing
@@ -20,6 +20,7 @@
 -- the same again, later, does the rest. `go`: true, false (nothing is done), or 'reports' (only 'member').
 local GROUP_TTL, HELD_TTL = 604800, 31536000
 local MANY = 1000 -- the most words for one command
+local carried = nil -- the trace context of the task that ended, for what follows it
 local LENGTHS = { task = 9, member = 16, hold = 3 }
 
 local function wrong(reply, key)
@@ -50,7 +51,11 @@ local function store(p, msg, state, now, archived)
     local due = string.format('%.6f', now + tonumber(ARGV[p + 4]) / 1000)
     problem = wrong(redis.pcall('ZADD', ARGV[p + 1], due, id), ARGV[p + 1])
   end
-  if problem then redis.pcall('DEL', key) end
+  if problem then
+    redis.pcall('DEL', key)
+  elseif carried then
+    leave_trace(key, carried)
+  end
   return problem, false
 end
 

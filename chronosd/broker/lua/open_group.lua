@@ -2,11 +2,12 @@
 -- KEYS     1 members (set)  2 messages put down by stage_group.lua (hash)  3 the callback's task (hash)
 --          4 queue names (set)
 -- ARGV     1 n  then per queue, n times: name, stream, scheduled, task key prefix
---          then per member: slot, number of its queue (from 1), id, mode: 'now' | 'in' | 'at', ms: delay or unix
---          instant in milliseconds, message ('' = it was put down)
+--          then per member: slot, number of its queue (from 1), id, mode: 'now' | 'in' | 'at' (and trace context, as
+--          in enqueue.lua), ms: delay or unix instant in milliseconds, message ('' = it was put down)
 -- Returns  'opened' | 'repeat' (the group is there, or has ended) | 'expired' (messages that were put down are
 --          gone; nothing was changed)
 -- Note     The members' queues are named in arguments; on a cluster they are of the script's own slot.
+--#include trace
 local set, bodies, callback, names = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local n = tonumber(ARGV[1])
 local first = 2 + 4 * n
@@ -33,6 +34,8 @@ for i = first, #ARGV, 6 do
   local q, id, mode, ms, msg = 2 + 4 * (ARGV[i + 1] - 1), ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]), ARGV[i + 5]
   local key = ARGV[q + 3] .. id
   if msg == '' then msg = redis.call('HGET', bodies, (i - first) / 6) end
+  local trace = nil
+  mode, trace = mode_and_trace(mode)
   local due = mode == 'in' and now + ms / 1000 or ms / 1000
   local state = '6'
   if mode == 'now' or due <= now then
@@ -42,6 +45,7 @@ for i = first, #ARGV, 6 do
     redis.call('ZADD', ARGV[q + 2], string.format('%.6f', due), id)
   end
   redis.call('HSET', key, 'msg', msg, 'state', state, 'enqueued_at', now_ms, 'nonce', '')
+  if trace then leave_trace(key, trace) end
 end
 redis.call('DEL', bodies)
 return 'opened'

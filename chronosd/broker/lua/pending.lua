@@ -2,7 +2,8 @@
 -- KEYS     1 stream (stream)
 -- ARGV     1 group  2 consumer  3 first entry to look at ('-' = the oldest)  4 the most to read
 --          5 budget (message bytes that one reply may carry)  6 task key prefix
--- Returns  rows flat, ten an entry: entry, id, msg, state, sid, run, crashes, evidence, returned, cancel.
+-- Returns  rows flat, eleven an entry: entry, id, msg, state, sid, run, crashes, evidence, returned, cancel,
+--          traceparent.
 --          id is false where the entry is gone, '' where it names no task (msg then holds its fields as text);
 --          msg is false where there is none, 0 where the budget is spent: read it singly.
 --#include rows

@@ -10,6 +10,7 @@
 -- Note     Of a task that was deleted while it ran nothing follows but its group's being told: that must not wait
 --          for it for ever.
 --#include owns
+--#include trace
 --#include follow
 local stream, completed, archived = KEYS[1], KEYS[2], KEYS[3]
 local group, prefix, taken = ARGV[1], ARGV[2], ARGV[3] == '1'
@@ -30,6 +31,7 @@ while i <= #ARGV do
     redis.call('XDEL', stream, entry)
     local key = prefix .. id
     mine, gone = owns(stream, group, key, entry, taken)
+    carried = ARGV[i + 5] ~= '0' and trace_of(key) or nil
     i, problem = follow(i + 5, mine or (gone and 'reports'), now)
     if mine and problem then
       redis.call('HSET', key, 'state', '5', 'error', 'what follows it could not be enqueued: ' .. problem)

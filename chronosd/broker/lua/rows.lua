@@ -2,7 +2,7 @@
 local function rows(stream, prefix, entries, budget)
   local out, n = {}, 0
   for _, entry in ipairs(entries) do
-    local id, task = false, { false, false, false, false, false, false, false, false }
+    local id, task = false, { false, false, false, false, false, false, false, false, false }
     local found = redis.call('XRANGE', stream, entry, entry)[1]
     if found then
       id = ''
@@ -13,7 +13,8 @@ local function rows(stream, prefix, entries, budget)
     end
     if id and id ~= '' then
       local read = redis.pcall(
-        'HMGET', prefix .. id, 'msg', 'state', 'sid', 'run', 'crashes', 'evidence', 'returned', 'cancel'
+        'HMGET', prefix .. id, 'msg', 'state', 'sid', 'run', 'crashes', 'evidence', 'returned', 'cancel',
+        'traceparent'
       )
       if not read.err then task = read end
     end
@@ -22,8 +23,8 @@ local function rows(stream, prefix, entries, budget)
       if budget < 0 and n > 0 then task[1] = 0 end
     end
     out[n + 1], out[n + 2] = entry, id
-    for f = 1, 8 do out[n + 2 + f] = task[f] end
-    n = n + 10
+    for f = 1, 9 do out[n + 2 + f] = task[f] end
+    n = n + 11
   end
   return out
 end

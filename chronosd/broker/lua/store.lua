@@ -1,4 +1,4 @@
--- Part of other scripts. Stores one new task; KEYS 1 to 5 are the stream and the sets, as in enqueue.lua.
+-- Part of other scripts, which include trace.lua before it. Stores one new task; KEYS 1 to 5 are the stream and the sets, as in enqueue.lua.
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local now_ms = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
@@ -15,6 +15,8 @@ end
 
 -- Returns 'pending' | 'scheduled', and the seconds until it is due.
 local function place(key, held, id, nonce, msg, mode, ms)
+  local trace = nil
+  mode, trace = mode_and_trace(mode)
   -- An id of the caller's own may have been used before: ended, deleted by hand, or half of it left.
   if nonce ~= '' or held[1] or held[2] or held[3] then
     redis.call('DEL', key)
@@ -24,10 +26,12 @@ local function place(key, held, id, nonce, msg, mode, ms)
     -- the place first: a key of another type there must not leave a body behind that blocks its id
     redis.call('XADD', KEYS[1], '*', 'task_id', id)
     redis.call('HSET', key, 'msg', msg, 'state', '1', 'enqueued_at', now_ms, 'nonce', nonce)
+    if trace then leave_trace(key, trace) end
     return 'pending', 0
   end
   local due = mode == 'in' and now + ms / 1000 or ms / 1000
   redis.call('ZADD', KEYS[2], string.format('%.6f', due), id)
   redis.call('HSET', key, 'msg', msg, 'state', '6', 'enqueued_at', now_ms, 'nonce', nonce)
+  if trace then leave_trace(key, trace) end
   return 'scheduled', due - now
 end

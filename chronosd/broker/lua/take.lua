@@ -1,4 +1,4 @@
--- Part of other scripts: what a fetch does with an entry that is the consumer's own.
+-- Part of other scripts, which include trace.lua before it: what a fetch does with an entry that is the consumer's own.
 -- Expects the locals stream, group, consumer, prefix (of task keys), budget (message bytes that one reply may
 -- carry), sets (sorted set by state), and fills rows, gone and n (length of rows).
 local function drop(entry, id)
@@ -20,13 +20,15 @@ local function take(entry, fields)
   for f = 1, #fields, 2 do
     if fields[f] == 'task_id' then id = fields[f + 1] end
   end
-  local msg, crashes, unknown, free = false, false, false, false
+  local msg, crashes, unknown, free, trace = false, false, false, false, false
   if not id or id == '' then
     id = false
     msg = string.sub(table.concat(fields, ' '), 1, 65536)
   else
     local key = prefix .. id
-    local task = redis.pcall('HMGET', key, 'msg', 'state', 'crashes', 'unknown_since', 'sid', 'free_starts')
+    local task = redis.pcall(
+      'HMGET', key, 'msg', 'state', 'crashes', 'unknown_since', 'sid', 'free_starts', 'traceparent'
+    )
     if task.err or not task[1] then
       drop(entry, id)
       if not task.err then redis.call('DEL', key) end -- a state without a message: a zombie of a stale move
@@ -34,15 +36,16 @@ local function take(entry, fields)
     end
     if task[2] ~= '1' and elsewhere(id, task[2], task[5], entry) then return drop(entry, id) end
     redis.call('HSET', key, 'state', '2', 'sid', entry)
-    crashes, unknown, free = task[3], task[4], task[6]
+    crashes, unknown, free, trace = task[3], task[4], task[6], task[7]
+    if trace then trace = trace_of(key) end
     if #task[1] <= budget then
       budget = budget - #task[1]
       msg = task[1]
     end
   end
   rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4], rows[n + 5] = entry, id, msg, crashes, unknown
-  rows[n + 6] = free
-  n = n + 6
+  rows[n + 6], rows[n + 7] = free, trace
+  n = n + 7
 end
 
 -- Takes in the entries that were delivered to the consumer before, named in ARGV from `first` on.
