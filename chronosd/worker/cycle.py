@@ -20,6 +20,9 @@ from chronosd.worker.pick import Picker
 from chronosd.worker.run import Run
 from chronosd.worker.starter import Starter
 
+YIELD_S = 1.0
+"""How often a worker leaves a place in a queue at its limit to whoever comes first: to another host, too."""
+
 
 class Ask(NamedTuple):
     """A fetch of the cycle under way."""
@@ -48,6 +51,7 @@ class Composer:
 
     Args:
         limits: one per queue; None for a queue without.
+        workers: how many of them share what a limit leaves, on this host.
     """
 
     def __init__(
@@ -64,7 +68,10 @@ class Composer:
         concurrency: int,
         lock_s: float,
         limits: Sequence[Limit | None],
+        workers: int,
     ) -> None:
+        self._workers = workers
+        self._yield_at = [0.0] * len(limits)
         self._limits = limits
         self._unlimited = frozenset(i for i, limit in enumerate(limits) if limit is None)
         self._has_limits = len(self._unlimited) < len(limits)
@@ -90,11 +97,23 @@ class Composer:
         return Cycle(sendings, marks, marked, asks, [self._fetch(ask) for ask in asks])
 
     def _make_room(self, sendings: Sequence[Sending]) -> None:
-        """What has ended of a queue at its limit lets others start; nobody knows it sooner than we."""
+        """What has ended of a queue at its limit lets others start; nobody knows it sooner than we.
+
+        But only what makes up our part: the rest, and now and then a place of our own, is left to whom a
+        supervisor finds. Whoever came first would otherwise keep all places for as long as there is work.
+        """
         for sending in sendings:
-            limit = self._limits[sending.index]
-            if limit is not None and limit.max_in_flight:
-                self._picker.offer(sending.index, len(sending.entries))
+            index, limit = sending.index, self._limits[sending.index]
+            if limit is None or not limit.max_in_flight:
+                continue
+            ended, now = len(sending.entries), time.monotonic()
+            left = sum(1 for key in self._held.runs if key[0] == index) - ended
+            count = min(ended, -(-limit.max_in_flight // self._workers) - left)
+            if now >= self._yield_at[index]:
+                self._yield_at[index] = now + YIELD_S
+                count -= 1
+            if count > 0:
+                self._picker.offer(index, count, is_single=True)
 
     def _fetch(self, ask: Ask) -> Command[Delivery]:
         queue, limit = self._held.queues[ask.queue], self._limits[ask.queue]

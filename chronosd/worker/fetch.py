@@ -106,6 +106,7 @@ class Fetcher:
             concurrency=config.concurrency,
             lock_s=sweep.LOCK_INTERVALS * config.heartbeat_interval,
             limits=limits,
+            workers=config.workers,
         )
         self._hurry = asyncio.Event()
         self._draining = False

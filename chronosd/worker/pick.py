@@ -10,7 +10,8 @@ that has work: else a worker with one slot and a distant Redis would ask empty q
 
 A queue with limits is asked only after an offer: somebody has found that so many of its tasks may start.
 Each ask is for no more than was offered, so that several workers share it out; what is left of the queue's
-share falls to the others. Once it gives less it is left alone until the next offer.
+share falls to the others. Once it gives less it is left alone until the next offer; after an offer that
+stands for a single ask, at once.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Picker:
         self._weights = list(weights)
         self._strict = strict
         self._offered = dict.fromkeys(limited, 0)
+        self._is_single = dict.fromkeys(limited, True)
         self._credit = [0] * len(weights)  # in slots times the sum of the weights; whole, so nothing drifts
         self._empty = [queue in self._offered for queue in range(len(weights))]
         self._asked_at = [float("-inf")] * len(weights)
@@ -132,7 +134,7 @@ class Picker:
 
     def report(self, queue: int, asked: int, got: int) -> None:
         """How much a queue gave of what it was asked for."""
-        self._empty[queue] = got < asked
+        self._empty[queue] = got < asked or self._is_single.get(queue, False)
         if got < asked:
             self._credit[queue] = 0
 
@@ -145,10 +147,14 @@ class Picker:
         """Whether some queue with limits is to be asked."""
         return any(not self._empty[queue] and queue not in without for queue in self._offered)
 
-    def offer(self, queue: int, count: int) -> None:
-        """So many tasks (at least 1) of a queue with limits may start. Ignored for a queue without."""
+    def offer(self, queue: int, count: int, *, is_single: bool = False) -> None:
+        """So many tasks (at least 1) of a queue with limits may start. Ignored for a queue without.
+
+        ``is_single``: it is to be asked once for it, and not for more if it gave that much.
+        """
         if queue not in self._offered:
             return
+        self._is_single[queue] = is_single and (self._empty[queue] or self._is_single[queue])
         self._offered[queue] = count if self._empty[queue] else max(count, self._offered[queue])
         self._empty[queue] = False
 

@@ -247,6 +247,18 @@ def test_an_offer_does_not_take_back_a_larger_one_that_still_holds() -> None:
     assert picker.share(64, 0.0) == [(0, 2)]
 
 
+def test_an_offer_for_a_single_ask_is_not_asked_on_after_it_was_given_in_full() -> None:
+    picker = Picker([1], limited={0})
+    picker.offer(0, 2, is_single=True)
+    assert picker.share(64, 0.0) == [(0, 2)]
+    picker.report(0, 2, 2)
+    assert picker.share(64, 0.0) == []
+    picker.offer(0, 3)
+    picker.offer(0, 1, is_single=True)
+    picker.report(0, 3, 3)
+    assert picker.share(64, 0.0) == [(0, 3)], "the other offer stands"
+
+
 def test_limited_queues_alone_leave_slots_free_rather_than_ask_for_more_than_was_offered() -> None:
     picker = Picker([3, 1], limited={0, 1})
     picker.offer(0, 4)
