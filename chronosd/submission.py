@@ -71,7 +71,7 @@ class EnqueueOptions(TypedDict, total=False):
     discard: bool | None
     """Whether it is dropped when its retries are spent, instead of archived."""
     trace: str | None
-    """W3C ``traceparent`` that it belongs to; by default what :mod:`chronosd.trace` finds. ``""``: to none."""
+    """W3C ``traceparent`` that it belongs to; by default what `chronosd.trace` finds. ``""``: to none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Trace context, as W3C has it: which trace a task belongs to, from the enqueue call to its handler and on.
 
-It travels beside the message, in the fields ``traceparent`` and ``tracestate`` of the task's hash, so it stays
-the same over retries, crashes, dead-lettering and another run, and goes on to what follows the task. It is
-taken from the call (``trace=``), else from the current OpenTelemetry span if that library is in use, else from
-`use`, which is also what a handler runs under: a task that a handler enqueues belongs to its own task's trace.
+It travels beside the message, in the fields ``traceparent`` and ``tracestate`` of the task's hash, so it
+stays the same over retries, crashes, dead-lettering and another run, and goes on to what follows the task. It
+is taken from the call (``trace=``), else from the current OpenTelemetry span if that library is in use, else
+from `use`, which is also what a handler runs under: what it enqueues belongs to its own task's trace.
 
 Source: https://www.w3.org/TR/trace-context/
 """
