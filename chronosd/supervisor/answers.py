@@ -14,6 +14,7 @@ from typing import Any
 
 from chronosd.log import get_logger
 from chronosd.supervisor.control import Reply, refused
+from chronosd.supervisor.measures import Measures
 from chronosd.supervisor.orders import MOST_WORKERS, Orders
 from chronosd.supervisor.reload import Result
 from chronosd.supervisor.status import Status
@@ -22,6 +23,8 @@ log = get_logger("chronosd.supervisor")
 
 _WHO = "control socket"
 _STACKS_S = 0.06
+_LOOKS = ("status", "measures")
+"""What is asked again and again, and changes nothing."""
 
 Request = dict[str, Any]
 
@@ -29,9 +32,10 @@ Request = dict[str, Any]
 class Answers:
     """Obeys requests. Instants are monotonic."""
 
-    def __init__(self, orders: Orders, status: Status) -> None:
+    def __init__(self, orders: Orders, status: Status, measures: Measures) -> None:
         self._orders = orders
         self._status = status
+        self._measures = measures
         self._stacks_at = float("inf")
         self._stacks_for: list[Reply] = []
         self._commands: dict[str, Callable[[Request, Reply], None]] = {
@@ -43,6 +47,7 @@ class Answers:
             "resume": self._resume,
             "stacks": self._stacks,
             "stop": self._stop,
+            "measures": self._measure,
         }
 
     def handle(self, request: Request, reply: Reply) -> None:
@@ -56,15 +61,18 @@ class Answers:
         if isinstance(wanted, str) and os.path.realpath(wanted) != os.path.realpath(mine):
             reply({**refused(f"this daemon runs {mine}"), "other": True})
             return
-        if name != "status":
+        if name not in _LOOKS:
             log.info("asked", command=name, by=_WHO)
-        if self._orders.fleet.stopping and name not in ("status", "stop", "stacks"):
+        if self._orders.fleet.stopping and name not in (*_LOOKS, "stop", "stacks"):
             reply(refused("the daemon is stopping"))
             return
         do(request, reply)
 
     def _show(self, _request: Request, reply: Reply) -> None:
         reply({"ok": True, **self._status.document()})
+
+    def _measure(self, _request: Request, reply: Reply) -> None:
+        reply({"ok": True, **self._measures.document()})
 
     def _reload(self, request: Request, reply: Reply) -> None:
         if not request.get("wait"):

@@ -20,6 +20,7 @@ from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.incarnation import Incarnation
 from chronosd.supervisor.keeper import Keeper
 from chronosd.supervisor.loop import EXIT_RUNTIME, Supervisor
+from chronosd.supervisor.measures import Measures
 from chronosd.supervisor.notify import Notifier
 from chronosd.supervisor.orders import Orders
 from chronosd.supervisor.overrun import Overruns
@@ -166,4 +167,4 @@ def _assemble(
         stop=supervisor.handle_drain,
         quit=supervisor.handle_quit,
     )
-    supervisor.answers = Answers(orders, status)
+    supervisor.answers = Answers(orders, status, Measures(fleet, rounds, status))

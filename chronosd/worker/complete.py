@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chronosd.broker import consume
+from chronosd.broker.cancel import CANCELLED
 from chronosd.broker.commands import BATCH, Command
 from chronosd.broker.consume import Again, Dead, Done, Kept
 from chronosd.broker.dead_letter import DeadLetters
@@ -69,6 +70,8 @@ def conclude(
 
 def counted_as(outcome: Outcome, move: Move) -> End:
     """What a run that did not succeed counts as."""
+    if isinstance(outcome, Rejected) and outcome.error == CANCELLED:
+        return End.CANCELLED
     if isinstance(move, Again):
         return End.POSTPONED if isinstance(outcome, Postponed) and not outcome.charge else End.RETRIED
     return End.ARCHIVED if isinstance(move, Dead) else End.DISCARDED
