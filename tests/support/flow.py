@@ -25,6 +25,21 @@ T = TypeVar("T")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
+def chain_of(n: int) -> Chain:
+    chain = Chain()
+    for i in range(n):
+        chain.then("step", {"i": i})
+    return chain
+
+
+def group_of(n: int, **options: Any) -> Group:
+    """Members in the queue ``default``, and a callback in ``cbq``."""
+    group = Group()
+    for i in range(n):
+        group.add("member", {"i": i}, **options)
+    return group.on_complete("merge", {}, queue="cbq")
+
+
 class Flow:
     """Queues of one namespace."""
 
