@@ -16,6 +16,7 @@ from chronosd.broker.recover import recover
 from chronosd.broker.settle import Policy
 from chronosd.log import get_logger
 from chronosd.supervisor.steps import Done, together
+from chronosd.supervisor.told import tell
 from chronosd.supervisor.totals import Totals
 
 log = get_logger("chronosd.supervisor")
@@ -109,6 +110,8 @@ class Recoverer:
             again = settled.retried + settled.returned
             counts["recovered"] += again
             counts["recovered_archived"] += settled.archived
+            for end in settled.ends:
+                tell(end, "its worker on another host was lost")
             if settled.total:
                 log.warning(
                     "recovered tasks that nobody held any more",

@@ -19,11 +19,13 @@ from chronosd.broker.settle import Death, Policy, Settled, settle
 from chronosd.errors import Trouble
 from chronosd.log import get_logger
 from chronosd.supervisor.steps import Done
+from chronosd.supervisor.told import tell
 from chronosd.supervisor.totals import Totals, Unheard, unheard_on
 from chronosd.supervisor.verdict import Verdict
 
 log = get_logger("chronosd.supervisor")
 
+_MOST_LINES = 500
 _AGAIN_S = 1.0
 _REPEATS_S = (0.05, 1.0, 5.0)
 _COUNTED = ("acknowledged", "returned", "retried", "archived", "discarded", "dropped", "lost")
@@ -208,8 +210,8 @@ class Recovery:
                 **done,
                 **({"charged": settled.retried_ids[:20]} if settled.retried_ids else {}),
             )
-        if settled.archived_ids:
-            log.error("archived", cause=estate.death.cause, task_ids=settled.archived_ids[:20])
+        for end in settled.ends[:_MOST_LINES]:
+            tell(end, estate.death.cause)
 
     def leave(self) -> None:
         """The daemon ends and cannot settle any more: what was decided is left to the next run."""

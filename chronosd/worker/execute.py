@@ -45,6 +45,7 @@ GAP_S = 1.0
 CANCELLED = Rejected(cancel.CANCELLED)
 """How a run ends that somebody has cancelled, unless it has succeeded by then."""
 
+_log = log.get_logger("chronosd.worker")
 _GAP_NS = int(GAP_S * 1e9)
 _CURRENT = int(Cell.CURRENT)  # plain ints: indexing by an enum member costs four times as much
 _LOOP_BEAT = int(Cell.LOOP_BEAT)
@@ -136,6 +137,7 @@ class Executor:
         self._state = state
         self._async_client = async_client
         self._sync_client = sync_client
+        self._is_verbose = log.enabled("debug")
         self.running: set[Run] = set()
         self._forked = False
         os.register_at_fork(after_in_child=self._note_fork)
@@ -191,6 +193,8 @@ class Executor:
             return False
         run.started_ns = now_ns
         self._board.start(run.slot, now_ns, now_ns + int(run.handler.timeout * 1e9))
+        if self._is_verbose:
+            _log.debug("task started", entry=run.entry.decode(), crashes=run.crashes or None)
         return True
 
     async def _run_async(self, run: Run) -> None:

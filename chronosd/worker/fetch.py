@@ -322,10 +322,11 @@ class Fetcher:
                 continue
             self._troubles.well(sending.index)
             lost: list[bytes] = result if isinstance(result, list) and not sending.resent else []
+            named = [run.message.id for e in lost[:20] if (run := self._held.runs.get((sending.index, e)))]
             self._held.told(sending, lost)
             if lost:
                 self._board.cells[Cell.LEASES_LOST] += len(lost)
-                _log.warning("leases lost", queue=sending.queue, entries=len(lost))
+                _log.warning("leases lost", queue=sending.queue, entries=len(lost), task_ids=named)
 
     def _take_in(self, asks: list[Ask], results: list[Any]) -> None:
         """Admits what a cycle fetched."""

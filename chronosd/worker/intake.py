@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chronosd import log
 from chronosd.board import Cell
@@ -18,6 +18,7 @@ from chronosd.errors import BrokerError, MessageError
 from chronosd.handlers import Handler
 from chronosd.metrics import OTHER, End
 from chronosd.outcome import Postponed
+from chronosd.trace import trace_id
 from chronosd.worker.complete import counted_as, put_off
 from chronosd.worker.execute import hide
 from chronosd.worker.held import Held, Key
@@ -115,7 +116,8 @@ class Intake:
         held.outboxes[index].dead.append(dead)
         held.end_unrun((index, item.entry), OTHER, End.ARCHIVED)
         held.board.cells[Cell.ARCHIVED] += 1
-        _log.error("task archived", task_id=item.task_id, queue=held.queues[index].name, error=why)
+        facts = {"task_id": item.task_id, "kind": kind, "queue": held.queues[index].name, "error": why}
+        _log.error("task archived", **facts, **_traced(item))
 
     def _put_off(self, index: int, message: Message, item: Fetched) -> None:
         why = f"no handler for kind {message.kind[:200]!r}"
@@ -123,7 +125,8 @@ class Intake:
         self._held.outboxes[index].add(move)
         ended = counted_as(Postponed(0.0, False, why), move)
         self._held.end_unrun((index, item.entry), message.kind, ended)
-        facts = {"task_id": message.id, "queue": message.queue, "error": why}
+        facts: dict[str, Any] = {"task_id": message.id, "kind": message.kind, "queue": message.queue}
+        facts |= {"attempt": message.retried + item.free_starts + 1, "error": why, **_traced(item)}
         if isinstance(move, Dead):
             _log.error("task archived", **facts)
         elif not item.unknown_since:
@@ -174,3 +177,7 @@ class Intake:
         for key in list(self.reading):
             if queues is None or key[0] in queues:
                 self._held.release(key, self.stop(key))
+
+
+def _traced(item: Fetched) -> dict[str, str]:
+    return {"trace_id": trace_id(item.trace)} if item.trace else {}

@@ -11,6 +11,7 @@ from chronosd.board import Cell
 from chronosd.broker.consume import Again, Dead, Done
 from chronosd.metrics import End
 from chronosd.outcome import Outcome, Succeeded
+from chronosd.trace import trace_id
 from chronosd.worker.complete import Move, conclude, counted_as
 from chronosd.worker.execute import CANCELLED, Executor
 from chronosd.worker.held import Held
@@ -37,6 +38,7 @@ class Starter:
         """Set before the first start; it has what tasks are given."""
         self.active = 0
         """Runs whose handlers have not ended."""
+        self._is_verbose = log.enabled("debug")
         self.solo: Run | None = None
         """The run that is, or is to be, alone."""
         self.is_doubtful = False
@@ -166,16 +168,11 @@ class Starter:
                 board.succeed(run.slot, counter)
             else:
                 board.finish(run.slot, counter)
+            if self._is_verbose:
+                _log.debug("task succeeded", **_facts(run, now_ns))
             return
         board.finish(run.slot, self._tally(run, counted_as(outcome, move), now_ns))
-        message = run.message
-        facts: dict[str, Any] = {
-            "task_id": message.id,
-            "kind": message.kind,
-            "queue": message.queue,
-            "attempt": message.retried + run.free_starts + 1,
-            "error": outcome.error,
-        }
+        facts = {**_facts(run, now_ns), "error": outcome.error}
         if isinstance(move, Again):
             board.cells[Cell.RETRIED] += 1
             _log.warning("task failed, will retry", delay_s=round(move.delay_s, 3), **facts)
@@ -214,7 +211,7 @@ class Starter:
     def lose(self, run: Run) -> None:
         """A run is somebody else's: it is cancelled or not started, and its result dropped."""
         self._held.board.cells[Cell.LEASES_LOST] += 1
-        _log.warning("lease lost", task_id=run.message.id, queue=run.message.queue)
+        _log.warning("lease lost", **_facts(run))
         if run in self.executor.running:
             self.executor.cancel(run, Cancelled.LOST)
             return
@@ -227,3 +224,18 @@ class Starter:
         if run is self.solo:
             self.solo = None
         self._held.forget(run)
+
+
+def _facts(run: Run, now_ns: int = 0) -> dict[str, Any]:
+    message = run.message
+    facts: dict[str, Any] = {
+        "task_id": message.id,
+        "kind": message.kind,
+        "queue": message.queue,
+        "attempt": message.retried + run.free_starts + 1,
+    }
+    if now_ns and run.started_ns:
+        facts["took_ms"] = round((now_ns - run.started_ns) / 1e6, 3)
+    if run.trace:
+        facts["trace_id"] = trace_id(run.trace)
+    return facts

@@ -179,8 +179,8 @@ def test_the_supervisor_goes_by_the_new_limits_too(daemon: MakeDaemon, client: C
     wait_until(lambda: delayed in one.ledger.ends(), timeout_s=5, what="the delayed task")
     assert time.monotonic() - began_at < 3, "the forwarder has the new interval"
     deadly = client.enqueue("die", {}).id
-    wait_until(lambda: one.log_records("archived"), what="archived at its first crash")
-    assert deadly in str(one.log_records("archived"))
+    wait_until(lambda: one.log_records("task archived"), what="archived at its first crash")
+    assert deadly in str(one.log_records("task archived"))
     client.enqueue("count", {"sleep": 60})
     wait_until(lambda: len(one.ledger.starts()) == 3, what="a running task")
     began_at = time.monotonic()
