@@ -71,7 +71,7 @@ class Composer:
         workers: int,
     ) -> None:
         self._workers = workers
-        self._yield_at = [0.0] * len(limits)
+        self._yield_at = [time.monotonic() + YIELD_S] * len(limits)
         self._limits = limits
         self._unlimited = frozenset(i for i, limit in enumerate(limits) if limit is None)
         self._has_limits = len(self._unlimited) < len(limits)
