@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--outage-seconds", type=float, default=3.0, metavar="S", help="how long a server stands still (3)"
     )
     parser.addoption(
-        "--limit-seconds", type=float, default=3.0, metavar="S", help="how long limits are measured (3)"
+        "--limit-seconds", type=float, default=2.0, metavar="S", help="how long limits are measured (2)"
     )
 
 

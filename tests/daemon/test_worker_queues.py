@@ -90,7 +90,11 @@ def test_a_queue_with_limits_is_not_asked_before_an_offer_and_in_no_blocking_rea
     heard(one)
     assert one.pending("low") == 0
     one.link.send({"t": "offer", "queues": {"low": 2, "default": 5, "none": 7}})
-    # the one offer is enough: who ends a task of a queue at its limit asks again by itself
+    # one offer lasts: who ends a task of a queue at its limit asks again by itself, for a second at least
+    wait_until(lambda: len(one.ledger.ends()) > 10, what="more than was offered")
+    while not one.settled():
+        one.link.send({"t": "offer", "queues": {"low": 2}})
+        time.sleep(0.02)
     one.wait_settled()
     assert one.ledger.ends() == Counter(ids)
     assert most_at_once([one.ledger]) == 2
