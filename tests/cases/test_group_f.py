@@ -205,12 +205,12 @@ def test_f69_a_twin_just_after_the_start_is_refused_and_one_after_the_end_accept
 def test_f70_a_task_that_runs_for_longer_than_its_lock_keeps_it(
     daemon: MakeDaemon, client: Client, queue: QueueView
 ) -> None:
-    """The lock expired beside the running task, a twin was let in, and the late finisher released its lock."""
+    """The lock expired beside the running task, a twin was let in, and the late finisher freed its lock."""
     one = daemon(handlers=SOURCE, config={"handlers": KINDS}).start()
     first = client.enqueue("work", {"sleep": 1.0}, unique="400ms").id
     wait_until(lambda: lock_left_s(queue) > 30, what="a lock that outlives its TTL, for the task runs")
     with pytest.raises(DuplicateTask) as refused:
-        client.enqueue("work", {"sleep": 1.5}, unique="1h")
+        client.enqueue("work", {"sleep": 1.0}, unique="1h")
     assert refused.value.task_id == first
     (lock,) = locks(queue)
     # somebody else's hand: it is now a newer task's
@@ -257,9 +257,9 @@ def key(args: Any) -> str:
 
 
 def test_f73_what_means_the_same_has_the_same_key() -> None:
-    """[choice] The key is that of the JSON as chronos-go writes it: keys of dicts sorted at every level, fields
-    of models in their order, and nothing else is brought together: 1, 1.0 and true are three values, and two
-    spellings of é are two."""
+    """[choice] The key is that of the JSON as chronos-go writes it: keys of dicts sorted at every level, the
+    fields of models in their order, and nothing else is brought together: 1, 1.0 and true are three values,
+    and two spellings of é are two."""
     assert key({"a": 1, "b": {"y": [1], "x": None}}) == key({"b": {"x": None, "y": (1,)}, "a": 1})
     assert key(Model(b=1, a=2)) == key(Record(1, 2)) != key({"b": 1, "a": 2})
     assert len({key({"a": value}) for value in (1, 1.0, True, "1")}) == 4
