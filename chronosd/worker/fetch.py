@@ -39,8 +39,8 @@ HOARD_S = 0.020
 """A buffered task that has waited longer is handed back, with all behind it."""
 
 FEW = 8
-"""Fewer tasks than this start as soon as they are here; more of them wait until the next cycle is on its way,
-so that handlers run while the server works, instead of the two taking turns."""
+"""Fewer tasks than this start as soon as they are here. More of them are admitted and started when the next
+cycle is on its way, so that worker and server work at the same time, instead of taking turns."""
 
 _log = log.get_logger("chronosd.worker")
 
@@ -168,6 +168,7 @@ class Fetcher:
 
     def lost(self, entries: list[tuple[str, str]]) -> None:
         """The supervisor found leases lost: async handlers are cancelled, results dropped."""
+        self._intake.admit()
         index = {queue.name: i for i, queue in enumerate(self._held.queues)}
         for name, entry in entries:
             key = (index.get(name, -1), entry.encode())
@@ -180,6 +181,7 @@ class Fetcher:
 
     def cancel(self, entries: list[tuple[str, str]]) -> None:
         """Somebody has cancelled these tasks. Those that have ended meanwhile have ended."""
+        self._intake.admit()
         index = {queue.name: i for i, queue in enumerate(self._held.queues)}
         for name, entry in entries:
             key = (index.get(name, -1), entry.encode())
@@ -215,6 +217,7 @@ class Fetcher:
             cycle = self._composer.compose(self._troubles.resting())
             commands = cycle.commands
             if not commands:
+                self._intake.admit()
                 if starter.is_doubtful and self._held.buffer:
                     await self._doubt.check_leases()
                     starter.start()
@@ -238,6 +241,9 @@ class Fetcher:
             self._take_in(cycle.asks, results[len(commands) - len(cycle.asks) :])
             self._pace.measure(now, *starter.take_counts())
             self._board.cells[Cell.CYCLES] += 1
+            if self._may_wait():
+                continue
+            self._intake.admit()
             if starter.is_doubtful and self._held.buffer:
                 await self._doubt.check_leases()
             else:
@@ -251,14 +257,27 @@ class Fetcher:
                 await self._cycle.aclose()
             await asyncio.sleep(0)
 
+    def _may_wait(self) -> bool:
+        """Whether what has just arrived is best admitted when the next cycle is on its way."""
+        return (
+            self._intake.waiting >= FEW
+            and self._held.is_fetching
+            and not self._held.delivered
+            and not self._starter.is_doubtful
+            and not self._doubt.astray
+            and not self._doubt.is_group_missing
+            and not self._reconnect
+        )
+
     async def _exchange(self, commands: list[Command[Any]]) -> list[Any]:
-        """The round trip; what is buffered starts while the reply is under way."""
-        if not self._starter.can_start:
+        """The round trip. While it is under way, what has arrived is admitted and started."""
+        if not (self._intake.waiting or self._starter.can_start):
             return await self._cycle.run_many(commands)
         exchange = asyncio.get_running_loop().create_task(self._cycle.run_many(commands))
         hide(exchange)
         await asyncio.sleep(0)  # it is written,
         await asyncio.sleep(0)  # and sent: uvloop sends at the end of a turn
+        self._intake.admit()
         self._starter.start()
         return await exchange
 
@@ -267,6 +286,7 @@ class Fetcher:
             self._starter.active
             or self._held.unsettled
             or self._held.delivered
+            or self._intake.waiting
             or self._intake.reading
             or self._doubt.astray
             or self._block.is_under_way
@@ -329,7 +349,7 @@ class Fetcher:
                 _log.warning("leases lost", queue=sending.queue, entries=len(lost), task_ids=named)
 
     def _take_in(self, asks: list[Ask], results: list[Any]) -> None:
-        """Admits what a cycle fetched."""
+        """Receives what a cycle fetched."""
         full = asked = False
         for ask, result in zip(asks, results, strict=True):
             if isinstance(result, BrokerError):
@@ -347,8 +367,8 @@ class Fetcher:
                 asked = True
                 full |= brought >= ask.most
             self._board.cells[Cell.FETCHED] += len(fetched.tasks)
-            for item in fetched.tasks:
-                self._intake.admit(ask.queue, item)
+            if fetched.tasks:
+                self._intake.receive(ask.queue, fetched.tasks)
         if asked:
             self._pace.is_full = full
 
@@ -374,6 +394,7 @@ class Fetcher:
         self._held.wake.set()
 
     def _hand_back(self) -> None:
+        self._intake.admit()
         self._starter.hand_back()
         self._intake.hand_back()
 

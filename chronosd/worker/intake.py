@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from chronosd import log
@@ -68,10 +68,24 @@ class Intake:
         self._max_payload = max_payload
         self._admitted = admitted
         self._turn = asyncio.Lock()
+        self._arrived: list[tuple[int, Sequence[Fetched], int]] = []
+        self.waiting = 0
+        """Tasks that have arrived and are not admitted yet."""
         self.reading: dict[Key, _Reading] = {}
 
-    def admit(self, index: int, item: Fetched) -> None:
-        """A fetched task takes a slot and waits in the buffer, or ends at once if it cannot run here."""
+    def receive(self, index: int, items: Sequence[Fetched]) -> None:
+        """Tasks were fetched: :meth:`admit` is to be called soon."""
+        self._arrived.append((index, items, time.monotonic_ns()))
+        self.waiting += len(items)
+
+    def admit(self) -> None:
+        """Each task that has arrived takes a slot and waits in the buffer, or ends if it cannot run here."""
+        arrived, self._arrived, self.waiting = self._arrived, [], 0
+        for index, items, now_ns in arrived:
+            for item in items:
+                self._admit(index, item, now_ns)
+
+    def _admit(self, index: int, item: Fetched, now_ns: int) -> None:
         held = self._held
         queue = held.queues[index]
         if not item.task_id:
@@ -98,7 +112,6 @@ class Intake:
         if handler is None:
             self._put_off(index, message, item)
             return
-        now_ns = time.monotonic_ns()
         slot = held.claim(key, now_ns)
         if slot < 0:  # unheard of; but what cannot be on the board must not run
             held.release(key, item.task_id)
@@ -159,7 +172,7 @@ class Intake:
             self._held.release(key, item.task_id)
         else:
             self._troubles.over("long bodies")
-            self.admit(key[0], item._replace(msg=raw))
+            self._admit(key[0], item._replace(msg=raw), time.monotonic_ns())
         if not self.reading:
             await self._bodies.aclose()
         self._admitted()

@@ -22,8 +22,8 @@ def stop_between_return_and_ack() -> None:
     # The board knows that it succeeded; Redis does not, and will not from this process.
     succeed = Board.succeed
 
-    def succeed_and_stop(board: Board, slot: int) -> None:
-        succeed(board, slot)
+    def succeed_and_stop(board: Board, *told: int) -> None:
+        succeed(board, *told)
         ledger.write("stopped", "-")
         os.kill(os.getpid(), signal.SIGSTOP)
 
