@@ -132,7 +132,7 @@ class Composer:
     def room(self) -> int:
         """Tasks that could start at once if they were here."""
         held = self._held
-        waiting = len(held.buffer) + len(held.delivered) + len(self._intake.reading)
+        waiting = len(held.buffer) + len(held.delivered) + len(self._intake.reading) + self._intake.waiting
         return self._concurrency - self._starter.active - waiting
 
     @property
@@ -151,7 +151,8 @@ class Composer:
         for run in marked:
             executor.outlived(run)
             by_queue.setdefault(run.queue, []).append((run.entry, run.message.id))
-            if run.message.unique_key:  # it may expire before the first heartbeat, or has while the task waited
+            # its lock may expire before the first heartbeat, or has while the task waited
+            if run.message.unique_key:
                 locked.setdefault(run.queue, []).append(run.entry.decode())
         marks: list[Command[Any]] = []
         for index, pairs in by_queue.items():
@@ -160,7 +161,9 @@ class Composer:
         for index, entries in locked.items():
             for i in range(0, len(entries), BATCH):
                 some = entries[i : i + BATCH]
-                marks.append(sweep.extend(self._held.queues[index], self._consumer, some, lock_s=self._lock_s))
+                marks.append(
+                    sweep.extend(self._held.queues[index], self._consumer, some, lock_s=self._lock_s)
+                )
         return marks, marked
 
     def _asks(self, resting: Collection[int]) -> list[Ask]:
@@ -179,7 +182,7 @@ class Composer:
                 without = self._unlimited.union(without)
             # what may start is not to lie here: no reading ahead with it, nor before it
             ahead = 0 if self._has_limits and self._picker.has_offer(without) else self._pace.ahead
-            taken = sum(map(len, delivered.values())) + len(held.delivered)
+            taken = sum(map(len, delivered.values())) + len(held.delivered) + self._intake.waiting
             # a blocking read may bring one more of every queue
             slots = len(held.free_slots) - taken - len(held.queues)
             # what one reply brings starts while the next is under way: half as much at a time, then
