@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chronosd.broker import audit, health, inspect
 from chronosd.broker.census import Census
@@ -13,7 +13,7 @@ from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.keys import Namespace
 from chronosd.broker.rights import missing_rights
 from chronosd.broker.runner import SyncRunner
-from chronosd.broker.server import ServerInfo
+from chronosd.broker.server import ANNOUNCED_EVERY_S, ServerInfo, heard_of
 from chronosd.broker.service import attendance
 from chronosd.broker.symptoms import symptoms
 from chronosd.errors import BrokerRefused, InvalidTask
@@ -29,6 +29,8 @@ class Examination:
     """How many tasks were looked at one by one; None if it was not a deep examination."""
     findings: tuple[Finding, ...]
     """Errors first."""
+    daemons: tuple[str, ...] = ()
+    """Those that have said within the last seconds that they run."""
 
     @property
     def is_sound(self) -> bool:
@@ -55,7 +57,7 @@ def examine(
         if not findings:
             raise
         found = Examination(_UNTOLD, (), None, ())
-    return Examination(found.server, found.queues, found.tasks, _ordered([*findings, *found.findings]))
+    return replace(found, findings=ordered([*findings, *found.findings]))
 
 
 def possible(namespace: Namespace, names: Iterable[str]) -> list[str]:
@@ -89,7 +91,9 @@ def _look(runner: SyncRunner, namespace: Namespace, expected: Expected, *, deep:
         # the census counts the kinds of all tasks
         findings += [one for one in found if census is None or one.code != "unknown-kind"]
     findings += census.findings if census is not None else []
-    return Examination(server, tuple(names), census.tasks if census is not None else None, tuple(findings))
+    heard = runner.run(heard_of(namespace, server_at - 3 * ANNOUNCED_EVERY_S))
+    tasks = census.tasks if census is not None else None
+    return Examination(server, tuple(names), tasks, tuple(findings), tuple(sorted(heard)))
 
 
 def _queue(namespace: Namespace, name: str, expected: Expected) -> Steps[list[Finding]]:
@@ -99,5 +103,6 @@ def _queue(namespace: Namespace, name: str, expected: Expected) -> Steps[list[Fi
     return found + (yield from symptoms(queue, expected))
 
 
-def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors first, otherwise as they come."""
     return tuple(sorted(findings, key=lambda finding: not finding.is_error))

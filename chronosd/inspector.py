@@ -11,7 +11,7 @@ from typing import Self
 
 from chronosd.broker import consumers, inspect, pause
 from chronosd.broker.cancel import Cancellation, cancel_anywhere
-from chronosd.broker.consumers import Consumer, QueueDetails
+from chronosd.broker.consumers import Consumer, QueueDetails, name_entries
 from chronosd.broker.enqueue import Holder
 from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
@@ -193,6 +193,10 @@ class Inspector:
             queues = ", ".join(repr(task.queue) for task in found)
             raise TaskNotFound(f"task {task_id!r} is in several queues, say which: {queues}")
         return found[0]
+
+    def name_entries(self, entries: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
+        """Id and kind of the tasks of stream entries, given as (queue, entry); unknown ones are left out."""
+        return self._runner.drive(name_entries(self._namespace, entries))
 
     def cancel(self, task_id: str, queue: str | None = None, *, force: bool = False) -> CancelledTask:
         """Cancels a task: one that waits is deleted, one that runs is told to end and does not run again.

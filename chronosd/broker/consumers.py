@@ -1,4 +1,4 @@
-"""Who works on a queue: its consumer group as the server sees it.
+"""Who works on a queue, and on what: its consumer group as the server sees it.
 
 A consumer is one worker process. Its age is the time since it last asked for work or its supervisor last
 renewed its leases; of a worker that lives that is seconds. One that is older than `recover_min_idle` and has
@@ -7,13 +7,16 @@ entries is dead, or its host is: what it has awaits recovery.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from chronosd.broker.commands import Command, Steps, plain, text
+from chronosd.broker.commands import BATCH, Command, Steps, plain, text
 from chronosd.broker.inspect import QueueStats, queue_stats
 from chronosd.broker.keys import GROUP, Namespace, QueueKeys
-from chronosd.errors import BrokerError, BrokerRefused
+from chronosd.broker.message import decode
+from chronosd.broker.settle import look
+from chronosd.errors import BrokerError, BrokerRefused, MessageError
 
 SILENT_S = 30.0
 """The default of `recover_min_idle`: after this others take over what a consumer has not renewed."""
@@ -99,3 +102,33 @@ def queue_details(namespace: Namespace, queue: QueueKeys, silent_s: float = SILE
         text(oldest[0][0]) if isinstance(oldest, list) and oldest else "",
         tuple(known) if isinstance(known, list) else (),
     )
+
+
+def name_entries(
+    namespace: Namespace, entries: Iterable[tuple[str, str]]
+) -> Steps[dict[tuple[str, str], tuple[str, str]]]:
+    """Id and kind of the tasks that stream entries name, by (queue, entry); unknown ones are left out.
+
+    The kind is empty where the message cannot be read. Raises BrokerError.
+    """
+    by_queue: dict[str, list[bytes]] = {}
+    for queue, entry in entries:
+        by_queue.setdefault(queue, []).append(entry.encode())
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    if not by_queue:
+        return found
+    replies = yield [look(namespace.queue(name), some[:BATCH]) for name, some in by_queue.items()]
+    for name, rows in zip(by_queue, replies, strict=True):
+        if isinstance(rows, BrokerError):
+            raise rows
+        for row in rows:
+            if row.task_id:
+                found[name, text(row.entry)] = (row.task_id, _kind(row.msg))
+    return found
+
+
+def _kind(msg: bytes | int | None) -> str:
+    try:
+        return decode(msg).kind if isinstance(msg, bytes) else ""
+    except MessageError:
+        return ""

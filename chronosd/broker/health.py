@@ -105,7 +105,7 @@ def skew(host_now: float, server_now: float) -> list[Finding]:
 
 
 def _mib(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"
+    return f"{size / 2**20:.{0 if size > 100 << 20 else 1}f} MiB"
 
 
 def disagreements(namespace: Namespace, configured_s: float | None) -> Steps[list[Finding]]:

@@ -25,6 +25,10 @@ class NoDaemon(ChronosError):
     """No daemon answers."""
 
 
+class MuteDaemon(NoDaemon):
+    """There is one, and it does not answer."""
+
+
 class Refused(ChronosError):
     """The daemon answered that it cannot. ``code`` is the exit code."""
 
@@ -84,7 +88,7 @@ class Line:
                 answer = _exchange(place, request, timeout_s)
             except OSError as error:
                 if not isinstance(error, ConnectionRefusedError | FileNotFoundError):
-                    raise NoDaemon(f"cannot talk to the daemon at {place}: {_why(error)}") from None
+                    raise MuteDaemon(f"cannot talk to the daemon at {place}: {_why(error)}") from None
                 looked.append(place)
                 continue
             if not answer.get("other"):

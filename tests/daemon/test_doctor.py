@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -59,6 +61,7 @@ def test_each_finding_is_a_line_with_its_remedy_and_errors_end_with_1(
         client.enqueue("count", {}, task_id="it's", delay="1h")
         client.enqueue("nobody:knows", {}, delay="1h")
     redis.zrem(f"{sound.namespace}:{{default}}:scheduled", "it's")
+    sound.start()
     code, lines = doctor(sound, "--deep")
     assert code == 1
     error, warning, verdict = lines
@@ -75,12 +78,18 @@ def test_programs_are_told_in_json(
     with Client(fresh_server.url, namespace=sound.namespace) as client:
         client.enqueue("count", {}, task_id="a", delay="1h")
     redis.delete(f"{sound.namespace}:{{default}}:t:a")
+    sound.start()
     code, lines = doctor(sound, "--deep", "--json")
     found: dict[str, Any] = json.loads("\n".join(lines))
     assert code == 1
     assert found["sound"] is False
     assert found["queues"] == ["default"]
     assert found["server"]["has_aof"] is True
+    assert found["daemon"] == {
+        "state": "running",
+        "status": "2 of 2 workers running",
+        "pid": sound.pid,
+    }
     (finding,) = found["findings"]
     assert (finding["code"], finding["task_id"], finding["is_error"]) == ("no-task", "a", True)
 
@@ -114,3 +123,70 @@ def test_a_server_that_does_not_answer_is_exit_code_3(daemon: MakeDaemon, tmp_pa
     done = daemon(redis_url=f"unix://{tmp_path}/nobody.sock").run_command("doctor", "--deep")
     assert done.returncode == 3
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_five_troubles_of_the_night_are_named_with_what_to_do(
+    daemon: MakeDaemon, redis: redis_py.Redis, fresh_server: EmbeddedServer
+) -> None:
+    one = daemon(
+        redis_url=fresh_server.url,
+        workers=2,
+        concurrency=4,
+        queues={"default": 1, "reports": 1},
+        max_crashes=2,
+        retry={"base": "10ms", "cap": "20ms"},
+    )
+    redis.sadd(f"{one.namespace}:paused", "reports")
+    one.start()
+    with Client(fresh_server.url, namespace=one.namespace) as client:
+        client.enqueue("count", {}, queue="reports")
+        client.enqueue("nobody:knows", {}, delay="1h")
+        poison = client.enqueue("die", {}).id
+        wait_until(lambda: redis.zscore(f"{one.namespace}:{{default}}:archived", poison), timeout_s=20)
+        one.wait_workers(2)
+        blocks = client.enqueue("block", {"sleep": 60}).id
+    used = int(redis.info("memory")["used_memory"])  # type: ignore[index]
+    redis.config_set("maxmemory", int(used / 0.88))
+    wait_until(lambda: any(w["beat_age_s"] > 3.2 for w in one.ask("status")["workers"]), timeout_s=20)
+
+    code, lines = doctor(one)
+    text = "\n".join(lines)
+    assert code == 1, text
+    for problem, remedy in [
+        ("queue reports: it is paused: 1 ready task waits", "chronosd queue resume reports"),
+        (
+            f"task {poison}: kind 'die' has taken its worker down twice",
+            f"chronosd task show default {poison}",
+        ),
+        (f"task {blocks}: the event loop of worker", f"chronosd task cancel default {blocks} --force"),
+        ("1 task is of kind 'nobody:knows', for which there is no handler", "add the handler"),
+        ("(maxmemory) are in use", "CONFIG SET maxmemory"),
+    ]:
+        (line,) = [line for line in lines if problem in line] or [text]
+        assert problem in line
+        assert remedy in line
+    assert "kind 'block' blocks it" in text
+    assert lines[0].startswith("error: queue default: task")
+    assert "worker killed by signal 9" in text
+
+
+def test_a_daemon_that_cannot_answer_or_has_lost_its_workers_is_no_sound_one(
+    daemon: MakeDaemon, fresh_server: EmbeddedServer
+) -> None:
+    one = daemon(redis_url=fresh_server.url, workers=1).start()
+    (pid,) = one.worker_pids()
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: one.ask("status")["workers"][0]["beat_age_s"] > 3.2)
+    code, lines = doctor(one)
+    assert code == 1
+    assert f"worker 0 (pid {pid}) has stood still" in lines[0]
+    assert f"kill -CONT {pid}" in lines[0]
+    os.kill(pid, signal.SIGCONT)
+    one.send(signal.SIGSTOP)
+    code, lines = doctor(one)
+    one.send(signal.SIGCONT)
+    assert code == 1
+    assert "it does not answer" in lines[0]
+    assert one.stop() == 0
+    code, lines = doctor(one)
+    assert (code, lines[0].startswith("error: cannot talk")) == (0, False), lines
