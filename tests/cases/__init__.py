@@ -132,6 +132,7 @@ Weak spots of chronos-go, by their numbers
          b test_settle: an_undecodable_message_is_archived_as_it_is_with_the_reason
     16   as case 16
     17   d test_redis_restarts: after_flushall_the_groups_are_back_within_two_seconds_and_nothing_spins
+    21   c test_weak_spots
     22   c test_weak_spots; d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_...
     24   d test_worker_garbage: odd_but_readable_messages_run
     25   c test_group_e (64); b test_settle: a_task_whose_retries_are_spent_...

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -58,6 +59,22 @@ def test_weak_12_the_end_of_one_run_does_not_end_the_heartbeat_of_another_of_the
     assert long - short > 2, "it went on for two leases after the end of the other"
     assert queue.bodies() == set()
     assert [one.stop(), rival.stop()] == [0, 0]
+
+
+def test_weak_21_an_idle_worker_waits_for_work_in_all_of_its_queues(
+    daemon: MakeDaemon, client: Client
+) -> None:
+    """An idle server blocked for a second on its heaviest queue: a task of another one waited 0.9 s."""
+    one = daemon(workers=1, queues={"critical": 6, "default": 3, "low": 1}).start()
+    waited = []
+    for _ in range(20):
+        enqueued_ns = time.monotonic_ns()
+        task_id = client.enqueue("count", {}, queue="low").id
+        wait_until(lambda: one.ledger.ends()[task_id], what="its run")  # noqa: B023
+        start = next(entry for entry in one.ledger.entries("start") if entry.id == task_id)
+        waited.append((start.at_ns - enqueued_ns) / 1e9)
+    assert sorted(waited)[10] < 0.05, waited
+    assert one.stop() == 0
 
 
 def test_weak_22_twenty_restarts_leave_no_consumer(
