@@ -3,7 +3,8 @@
 Nothing here decides whether a trigger fires: the script does, by the server's clock and the schedule's mark.
 This only asks it at the right moment. The daemon that has the lease asks at the trigger's time; the others
 ask a tenth of a second later, so that one that was killed or hangs is missed by nobody, and are told in
-general that it has fired. The host's own clock is never looked at.
+general that it has fired. One that had to step in asks in time from then on, until somebody else is first.
+The host's own clock is never looked at.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Watch:
     since: float = math.inf
     """When this daemon began to look after it, by the server's clock."""
     leader: str = ""
+    steps_in: bool = False
+    """Whether it has fired although another daemon has the lease, which has not been heard of since."""
     fired: int | None = None
     """Newest trigger that this daemon has fired."""
     next: int = 0
@@ -163,7 +166,8 @@ class Scheduler:
         """When to ask for its next trigger."""
         if watch.mark is None or self._ahead is None:
             return math.inf
-        standby_s = 0.0 if watch.leader == self._owner else STANDBY_S
+        is_first = watch.leader == self._owner or watch.steps_in
+        standby_s = 0.0 if is_first else STANDBY_S
         return max(watch.next - self._ahead + standby_s, watch.rests_until)
 
     # -- leases ---------------------------------------------------------------------------------------
@@ -196,6 +200,7 @@ class Scheduler:
         if is_shown:
             self._show_at = now + _SHOWN_EVERY_S
         self._counts["attended"] = self._counts.get("attended", 0) + len(watches)
+        won: list[str] = []
         for watch, seen in zip(watches, reply.seen, strict=True):
             if isinstance(seen, str):
                 self._errors[f"schedule {watch.schedule.name}"] = BrokerRefused(seen)
@@ -204,9 +209,11 @@ class Scheduler:
             if watch.mark is None:
                 watch.since = reply.now_ms / 1000
             if leader != watch.leader and leader == self._owner:
-                log.info("leader of schedule", schedule=watch.schedule.name, id=watch.schedule.id)
+                won.append(watch.schedule.name)
             watch.leader = leader
             watch.advance(mark)
+        if won:
+            log.info("leads schedules", count=len(won), schedules=won[:20])
 
     def _tell_time(self, now_ms: int) -> None:
         self._ahead = now_ms / 1000 - self._clock()
@@ -240,7 +247,10 @@ class Scheduler:
             log.warning("schedule missed its times", schedule=name, newest=trigger, late_s=late_s)
         elif reply.word == "fired":
             watch.fired = trigger
+            watch.steps_in = True
             log.debug("schedule fired", schedule=name, trigger=trigger, late_s=late_s)
+        elif reply.word == "old":
+            watch.steps_in = False
         self._counts[reply.word] = self._counts.get(reply.word, 0) + 1
         watch.advance(reply.mark)
 
