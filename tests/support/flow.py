@@ -129,6 +129,8 @@ class Flow:
             value: dict[str, Any] = {"type": kind, "pttl_ms": self.redis.pttl(key)}
             if kind == "hash":
                 value["fields"] = {k.decode(): v.decode() for k, v in self.redis.hgetall(key).items()}
+            elif kind == "string":
+                value["value"] = self.redis.get(key).decode()
             elif kind == "set":
                 value["members"] = [one.decode() for one in self.redis.smembers(key)]
             elif kind == "zset":
@@ -158,6 +160,8 @@ def comparable(dump: dict[str, Any], now: float) -> dict[str, Any]:
             made["members"] = sorted(map(_anonymous, value["members"]))
         elif kind == "zset":
             made["members"] = {_anonymous(one): (float(s) - now + 5) // 20 for one, s in value["members"]}
+        elif kind == "string":
+            made["value"] = _anonymous(value["value"])
         else:
             made["ids"] = [_anonymous(fields["task_id"]) for _, fields in value["entries"]]
         found[_anonymous(key)] = made
