@@ -80,6 +80,12 @@ class Trimmed:
     """As many more because of ``keep``."""
 
 
+def surplus(queue: QueueKeys, state: State, age_s: float | None, keep: int) -> Command[int]:
+    """How many archived or completed tasks :func:`trim` would delete in all."""
+    age: Any = "" if age_s is None else round(age_s * 1000)
+    return call(script("surplus"), (queue.set_of(state),), [age, keep], int)
+
+
 def trim(
     queue: QueueKeys, state: State, age_s: float | None, keep: int, limit: int = BATCH
 ) -> Command[Trimmed]:

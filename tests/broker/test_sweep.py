@@ -196,6 +196,15 @@ def test_the_janitor_deletes_what_is_past_its_age_then_the_oldest_above_the_numb
     assert bench.run(sweep.trim(bench.queue, State.ARCHIVED, 3600, 1)) == sweep.Trimmed(0, 0)
 
 
+def test_the_surplus_is_what_a_sweep_would_delete(bench: Bench) -> None:
+    now = time.time()
+    bench.redis.zadd(bench.queue.completed, {f"t{i}": now - 5 + i for i in range(10)})
+    assert bench.run(sweep.surplus(bench.queue, State.COMPLETED, 0.0, 0)) == 6
+    assert bench.run(sweep.surplus(bench.queue, State.COMPLETED, 0.0, 2)) == 8
+    assert bench.run(sweep.surplus(bench.queue, State.COMPLETED, None, 0)) == 0
+    assert bench.run(sweep.surplus(bench.queue, State.ARCHIVED, 0.0, 2)) == 0
+
+
 def test_without_limits_the_janitor_deletes_nothing(bench: Bench) -> None:
     archived(bench, "a")
     bench.redis.zadd(bench.queue.archived, {"a": 1.0})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from chronosd.broker.commands import Steps
 from chronosd.broker.keys import Namespace
 from chronosd.broker.sweep import Forwarded, Trimmed
@@ -53,6 +55,36 @@ def test_a_janitor_asks_for_larger_batches_where_only_one_set_is_left() -> None:
 def test_a_janitor_with_nothing_left_has_its_interval_before_it() -> None:
     done, trips = drive(Janitor(QUEUES, JanitorConfig(interval="1m")).run_once(), [Trimmed(0, 0)] * 4)
     assert (trips, done.next_in_s) == (1, None)
+
+
+def test_between_its_sweeps_a_janitor_looks_and_deletes_only_full_batches() -> None:
+    """A minute between two sweeps, and 30,000 tasks a second that are kept for five."""
+    now = 100.0
+    janitor = Janitor(QUEUES, JanitorConfig(interval="1m"), clock=lambda: now)
+    assert janitor.interval_s == 1.0
+    drive(janitor.run_once(), [Trimmed(0, 0)] * 4)
+    now += 1
+    done, trips = drive(janitor.run_once(), [0, 499, WRONG, 12])
+    assert (trips, done.counts, done.errors, done.next_in_s) == (1, {}, {}, None)
+    now += 1
+    steps = janitor.run_once()
+    next(steps)
+    (only,) = steps.send([0, 500, 0, 0])
+    assert only.words[-1] == 500
+    (only,) = steps.send([Trimmed(500, 0)])
+    with pytest.raises(StopIteration) as end:
+        steps.send([Trimmed(20, 0)])
+    assert end.value.value.counts["expired"] == 520
+    now += 58
+    assert [len(next(janitor.run_once()))] == [4], "and the sweep at its interval"
+
+
+def test_a_janitor_of_a_slow_server_comes_back_in_time() -> None:
+    """Every step is looked after only between passes: one that took too long ended the daemon."""
+    times = iter(range(1000))
+    janitor = Janitor(QUEUES, JanitorConfig(interval="1m"), clock=lambda: float(next(times)))
+    _, trips = drive(janitor.run_once(), last=[Trimmed(0, 500)] * 4)
+    assert trips < 5
 
 
 def test_a_forwarder_that_is_refused_everywhere_backs_off() -> None:
