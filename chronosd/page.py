@@ -26,7 +26,7 @@ SIZE = 8 << 20
 
 _SEQUENCE, _LENGTH, _BEAT = range(3)
 _HEADER_CELLS = 8
-_TRIES = 1000
+_TRIES = 200
 _PAUSE_S = 0.001
 
 

@@ -17,8 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chronosd import log
@@ -64,6 +63,7 @@ async def _serve(spec: WebSpec) -> None:
     config = uvicorn.Config(
         build(spec.page, rates),
         log_config=None,
+        log_level="warning",  # that it starts and stops says the supervisor
         access_log=False,
         lifespan="off",
         server_header=False,
@@ -100,6 +100,7 @@ def build(page: Page, rates: Rates) -> ASGIApp:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    sheet = (_HERE / "static" / "style.css").read_bytes()
     templates.filters |= {"span": _span, "size": _size, "ago": _ago}
 
     def read() -> Mapping[str, Any]:
@@ -135,13 +136,16 @@ def build(page: Page, rates: Rates) -> ASGIApp:
         )
         return HTMLResponse(text)
 
+    async def style(_: Request) -> Response:
+        return Response(sheet, media_type="text/css")
+
     return Starlette(
         routes=[
             Route("/livez", livez),
             Route("/readyz", readyz),
             Route("/metrics", metrics),
             Route("/", dashboard),
-            Mount("/static", StaticFiles(directory=_HERE / "static")),
+            Route("/static/style.css", style),
         ],
         middleware=[Middleware(_Headers)],
         exception_handlers={Exception: _fault},
