@@ -187,22 +187,25 @@ class Drafter:
 
     def drafts(self, tasks: Iterable[Sequence[Any]]) -> Iterator[Draft]:
         """Drafts of the tasks of an enqueue_many call, each with its index."""
-        draft = self.draft
         for index, task in enumerate(tasks):
             try:
-                match task:
-                    case (kind, args):
-                        made = draft(kind, args)
-                    case (kind, args, Mapping() as options):
-                        made = draft(kind, args, **_known(options))
-                    case (kind,):
-                        made = draft(kind)
-                    case _:
-                        raise InvalidTask("must be (kind, args) or (kind, args, {option: value})")
+                made = self._of(task)
             except (InvalidTask, PayloadTooLarge) as exc:
                 raise type(exc)(f"tasks[{index}]: {exc}") from None
             made.index = index
             yield made
+
+    def _of(self, task: Sequence[Any]) -> Draft:
+        if type(task) is tuple and len(task) == 3 and type(task[2]) is dict:  # the usual, before any matching
+            return self.draft(task[0], task[1], **_known(task[2]))
+        match task:
+            case (kind, args):
+                return self.draft(kind, args)
+            case (kind, args, Mapping() as options):
+                return self.draft(kind, args, **_known(options))
+            case (kind,):
+                return self.draft(kind)
+        raise InvalidTask("must be (kind, args) or (kind, args, {option: value})")
 
 
 def conflict(draft: Draft) -> TaskIdConflict:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronosd.broker.commands import Command, call, plain, script, text
 from chronosd.broker.keys import Namespace, QueueKeys
 from chronosd.states import State
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
-    """A task as it goes to the server."""
+class NewTask(NamedTuple):
+    """A task as it goes to the server. A tuple, as one is made for every task of an enqueue_many call."""
 
     id: str
     msg: bytes
@@ -59,8 +58,7 @@ def enqueue_unique(queue: QueueKeys, tasks: Sequence[NewTask]) -> Command[list[s
     def parse(reply: Any) -> list[str | Holder]:
         rows = [[text(word) for word in reply[i : i + 3]] for i in range(0, len(reply), 3)]
         return [
-            Holder(holder, STATES.get(state)) if word == "duplicate" else word
-            for word, holder, state in rows
+            Holder(holder, STATES.get(state)) if word == "duplicate" else word for word, holder, state in rows
         ]
 
     return call(script("enqueue_unique"), (queue.stream, *queue.sets), args, parse)

@@ -154,7 +154,7 @@ def encode_new(
     state: State,
 ) -> bytes:
     """What `encode` makes of a new task, faster: most of the text is the same for all of a kind."""
-    head, middle, tail = _frame(kind, queue, max_retry, no_archive, retention, state)
+    head, middle, tail = _frame(kind, queue, max_retry, no_archive, retention, int(state))
     safe = id_.replace("-", "")
     id_text = id_.encode() if safe.isascii() and safe.isalnum() else go_escapes(orjson.dumps(id_))[1:-1]
     return b"".join((head, id_text, middle, b2a_base64(payload, newline=False), tail))
@@ -162,10 +162,11 @@ def encode_new(
 
 @lru_cache(maxsize=1024)
 def _frame(
-    kind: str, queue: str, max_retry: int, no_archive: bool, retention: int, state: State
+    kind: str, queue: str, max_retry: int, no_archive: bool, retention: int, state: int
 ) -> tuple[bytes, bytes, bytes]:
-    """The text before the id, between id and payload, and after the payload."""
-    text = encode(Message("", kind, queue, b"", 0, max_retry, no_archive, retention=retention), state)
+    """The text before the id, between id and payload, and after the payload. ``state`` is a State's value,
+    for members of enums are slow to hash."""
+    text = encode(Message("", kind, queue, b"", 0, max_retry, no_archive, retention=retention), State(state))
     # neither mark can stand inside a string: its quotes would be escaped
     head, _, rest = text.partition(b'","kind":')
     middle, _, tail = rest.partition(b'"payload":""')
