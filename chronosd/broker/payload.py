@@ -27,8 +27,8 @@ MAX_RESULT_BYTES = 1024 * 1024
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
-# orjson reads a longer integer as a float, without a word; 19 digits are the first that may not fit. Looked for
-# in a copy with every digit a zero: for short texts that takes a quarter of what a regular expression takes.
+# orjson reads a longer integer as a float, without a word; 19 digits are the first that may not fit. Looked
+# for in a copy with every digit a zero: for short texts a quarter of what a regular expression takes.
 _LONG_NUMBER = b"0" * 19
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"000000000")
 
