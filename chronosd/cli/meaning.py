@@ -42,6 +42,7 @@ def describe(config: Config, handlers: dict[str, Any]) -> list[tuple[str, str]]:
             "stopping",
             f"running tasks may finish for {span(config.shutdown_timeout)}; the rest starts again later",
         ),
+        *_followed(config),
         ("deleting", _deleting(config)),
         *([("schedules", _SCHEDULES)] if config.schedules else []),
     ]
@@ -56,12 +57,14 @@ _SCHEDULES = (
 def warnings(config: Config, handlers: dict[str, Any]) -> list[str]:
     """What is no mistake, for another daemon may do it, but is one more often than not."""
     found = []
-    for name, one in config.schedules.items():
-        path = f"schedules.{name}"
-        if one.kind not in handlers:
-            found.append(f"{config.where(f'{path}.kind')}: {path}.kind: no handler here for {one.kind}")
-        if one.queue not in config.queues:
-            found.append(f"{config.where(f'{path}.queue')}: {path}.queue: nobody here serves {one.queue}")
+    asked = [(f"schedules.{name}", one.kind, one.queue) for name, one in config.schedules.items()]
+    if config.on_dead_letter is not None:
+        asked.append(("on_dead_letter", config.on_dead_letter.kind, config.on_dead_letter.queue))
+    for path, kind, queue in asked:
+        if kind not in handlers:
+            found.append(f"{config.where(f'{path}.kind')}: {path}.kind: no handler here for {kind}")
+        if queue not in config.queues:
+            found.append(f"{config.where(f'{path}.queue')}: {path}.queue: nobody here serves {queue}")
     return found
 
 
@@ -95,6 +98,13 @@ def _limits(config: Config) -> list[tuple[str, str]]:
         if parts:
             said.append(f"{name}: {' and '.join(parts)}")
     return [("limits", f"{'; '.join(said)}; in the whole cluster, so the same on every host")] if said else []
+
+
+def _followed(config: Config) -> list[tuple[str, str]]:
+    then = config.on_dead_letter
+    if then is None:
+        return []
+    return [("dead letters", f"each is followed by a task of kind {then.kind} in queue {then.queue}")]
 
 
 def _retries(config: Config, handlers: dict[str, Any]) -> str:

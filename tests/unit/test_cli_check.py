@@ -225,3 +225,14 @@ def test_limits_are_said_in_a_sentence(project: Path, capfd: pytest.CaptureFixtu
         "low: at most 1 task in flight and 6 started per minute; fast: 100 started per second; in the whole"
     )
     assert said in capfd.readouterr().out
+
+
+def test_what_follows_a_dead_letter_is_said_and_whether_nobody_here_would_run_it(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "chronos.yaml").write_text(GOOD + "on_dead_letter: {kind: alert, queue: high}\n")
+    assert main(["check"]) == 0
+    out, err = capfd.readouterr()
+    assert "followed by a task of kind alert in queue high" in out
+    assert "on_dead_letter.kind: no handler here for alert" in out + err
+    assert "on_dead_letter.queue" not in out + err
