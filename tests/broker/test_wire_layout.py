@@ -24,8 +24,8 @@ from tests.support.bench import Bench
 WIRE = Path(__file__).parent.parent / "data" / "wire"
 DUMPS = {path.stem: json.loads(path.read_text()) for path in sorted(WIRE.glob("*.json"))}
 
-# Kinds of keys that later versions deal with.
-LATER = re.compile(r".*:(leader|schedules|sched:.*|(\{.*\}:(pdedup|group|groupresult):.*))")
+# The leader of Go's schedulers, who looks after Go's schedules only.
+GOS_ALONE = re.compile(r".*:leader")
 OURS = {"enqueued_at", "nonce"}
 """Hash fields beside msg and state of a task that was enqueued here."""
 
@@ -37,20 +37,34 @@ def test_the_keys_are_frozen() -> None:
         "queues": namespace.queues,
         "paused": namespace.paused,
         "daemons": namespace.daemons,
+        "schedules": namespace.schedules,
+        "schedule": [getattr(namespace.schedule("id"), name) for name in ("last", "fired", "lease")],
+        "unique": queue.unique("k", "ab"),
+        "rate": queue.rate,
+        "cancelled": queue.cancelled,
+        "group": [queue.group("g"), queue.group_results("g")],
+        "trigger": queue.trigger("id:7"),
         "stream": queue.stream,
         "task": queue.task("id"),
         "sets": queue.sets,
         "states": [queue.set_of(s) for s in (State.SCHEDULED, State.RETRY, State.ARCHIVED, State.COMPLETED)],
-        "group": GROUP,
+        "consumer group": GROUP,
     } == {
         "queues": "ns:queues",
         "paused": "ns:paused",
         "daemons": "ns:daemons",
+        "schedules": "ns:schedules",
+        "schedule": ["ns:sched:id:last", "ns:sched:id:fired", "ns:sched:id:lease"],
+        "unique": "ns:{q}:unique:k:ab",
+        "rate": "ns:{q}:rate",
+        "cancelled": "ns:{q}:cancelled",
+        "group": ["ns:{q}:group:g", "ns:{q}:groupresult:g"],
+        "trigger": "ns:{q}:pdedup:id:7",
         "stream": "ns:{q}:stream",
         "task": "ns:{q}:t:id",
         "sets": ("ns:{q}:scheduled", "ns:{q}:retry", "ns:{q}:archived", "ns:{q}:completed"),
         "states": ["ns:{q}:scheduled", "ns:{q}:retry", "ns:{q}:archived", "ns:{q}:completed"],
-        "group": "chronos",
+        "consumer group": "chronos",
     }
     assert {state.label: int(state) for state in State} == {
         "pending": 1,
@@ -66,15 +80,24 @@ def test_the_keys_are_frozen() -> None:
 def test_every_key_of_go_is_one_that_is_known_here_with_its_type(name: str) -> None:
     dump = DUMPS[name]
     namespace = Namespace("myapp" if name == "namespace" else "chronos")
-    known = {namespace.queues: "set", namespace.paused: "set"}
+    known = {namespace.queues: "set", namespace.paused: "set", namespace.schedules: "hash"}
+    for schedule_id in dump.get(namespace.schedules, {"fields": ()})["fields"]:
+        known[namespace.schedule(schedule_id).last] = "string"
     for queue_name in set(re.findall(r"\{(.*?)\}", " ".join(dump))):
         queue = namespace.queue(queue_name)
         known |= {queue.stream: "stream"} | dict.fromkeys(queue.sets, "zset")
         known |= {key: "hash" for key in dump if key.startswith(queue.task_prefix)}
         unique = queue.stream.removesuffix("stream") + "unique:"
         known |= {key: "string" for key in dump if key.startswith(unique)}
+        for key in dump:
+            owner = key.partition("}:")[2].partition(":")[2]
+            known |= {
+                queue.group(owner): "set",
+                queue.group_results(owner): "hash",
+                queue.trigger(owner): "string",
+            }
     for key, value in dump.items():
-        if not LATER.fullmatch(key):
+        if not GOS_ALONE.fullmatch(key):
             assert known.get(key) == value["type"], key
         if value["type"] == "stream":
             assert all(list(fields) == ["task_id"] for _, fields in value["entries"])
