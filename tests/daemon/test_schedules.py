@@ -125,7 +125,7 @@ def test_reloads_change_rename_and_remove_schedules_and_none_of_that_fires(
     """Case 45."""
     keys: dict[str, Any] = {"handlers": HANDLERS, "log": {"level": "debug", "format": "json"}}
     one = daemon(handlers=TICK, config=keys, schedules={"s": every()}).start()
-    wait_until(lambda: ticks(one))
+    wait_until(lambda: ticks(one), timeout_s=30)
 
     def reload(**schedules: dict[str, Any]) -> dict[str, dict[str, Any]]:
         one.write_config({**keys, "schedules": schedules})
@@ -191,7 +191,7 @@ def test_the_schedules_of_a_daemon_are_listed(daemon: MakeDaemon) -> None:
             "nightly": {"cron": "0 3 * * *", "timezone": "Europe/Berlin", "kind": "tick"},
         },
     ).start()
-    wait_until(lambda: ticks(one))
+    wait_until(lambda: ticks(one), timeout_s=30)
     listed = one.run_command("schedule", "ls", "--json")
     assert listed.returncode == 0, listed.stderr
     nightly, often = json.loads(listed.stdout)
