@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -206,13 +207,12 @@ class AsyncClient:
 class _Waiting:
     """A call that waits for its draft's reply."""
 
-    __slots__ = ("draft", "future", "sent", "timer")
+    __slots__ = ("draft", "future", "patient_until", "sent")
 
-    timer: asyncio.Handle
-
-    def __init__(self, draft: Draft, future: asyncio.Future[None]) -> None:
+    def __init__(self, draft: Draft, future: asyncio.Future[None], patient_until: float) -> None:
         self.draft = draft
         self.future = future
+        self.patient_until = patient_until
         self.sent = False
 
     def fail(self, error: BrokerUnavailable) -> None:
@@ -235,6 +235,8 @@ class _Outbox:
             given.url, given.password, timeout_s=given.timeout_s, client_name="chronosd-client"
         )
         self._waiting: list[_Waiting] = []
+        self._line: deque[_Waiting] = deque()  # oldest first, for the timer
+        self._timer: asyncio.Handle | None = None  # one for all: they time out as they came
         self._alive_at = float("-inf")
         self._flusher: asyncio.Task[None] | None = None
         self._lifetime = self._until_the_loop_ends()
@@ -249,30 +251,37 @@ class _Outbox:
 
     async def send(self, draft: Draft) -> None:
         """Returns once the draft has its reply. Raises BrokerUnavailable after the timeout."""
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(draft, loop.create_future())
+        loop, line = asyncio.get_running_loop(), self._line
+        waiting = _Waiting(draft, loop.create_future(), loop.time() + self._timeout_s)
         self._waiting.append(waiting)
         if self._flusher is None:
             self._flusher = loop.create_task(self._flush())
-        waiting.timer = loop.call_later(self._timeout_s, self._due, waiting)
-        try:
-            await waiting.future
-        finally:
-            waiting.timer.cancel()
+        while line and line[0].future.done():
+            line.popleft()
+        line.append(waiting)
+        if self._timer is None:
+            self._timer = loop.call_at(waiting.patient_until, self._due)
+        await waiting.future
 
-    def _due(self, call: _Waiting) -> None:
+    def _due(self) -> None:
         # in a loop that was blocked for longer, the flusher may be ready to run and have its turn behind us
-        call.timer = asyncio.get_running_loop().call_soon(self._expire, call)
+        self._timer = asyncio.get_running_loop().call_soon(self._expire)
 
-    def _expire(self, call: _Waiting) -> None:
+    def _expire(self) -> None:
         # Behind ten thousand others, or in a loop that was blocked, a call may wait longer with nothing
         # wrong: what ends it is a server that has answered nobody for as long as the timeout.
-        loop = asyncio.get_running_loop()
+        loop, line = asyncio.get_running_loop(), self._line
+        self._timer = None
         limit = self._alive_at + self._timeout_s
-        if loop.time() < limit:
-            call.timer = loop.call_at(limit, self._due, call)
-        else:
-            call.fail(BrokerUnavailable("timed out", maybe_enqueued=call.sent))
+        while line:
+            call = line[0]
+            if not call.future.done():
+                at = max(call.patient_until, limit)
+                if loop.time() < at:
+                    self._timer = loop.call_at(at, self._due)
+                    return
+                call.fail(BrokerUnavailable("timed out", maybe_enqueued=call.sent))
+            line.popleft()
 
     async def drive(self, steps: Steps[T]) -> T:
         """Runs a procedure. Raises BrokerError."""
@@ -340,4 +349,7 @@ class _Outbox:
         try:
             yield
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             await self._runner.aclose()
