@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -117,8 +117,14 @@ def _section(prefix: str, name: str, old: Any, new: Any, info: Any = None) -> It
     yield Change(path, _text(old, info), _text(new, info))
 
 
+def _marks(info: Any) -> list[Any]:
+    """What is said of a key's type, also where it may be nothing."""
+    parts = (getattr(part, "__metadata__", ()) for part in get_args(info.annotation))
+    return [*info.metadata, *(mark for part in parts for mark in part)]
+
+
 def _text(value: Any, info: Any = None) -> str:
-    marks = () if info is None else info.metadata
+    marks = () if info is None else _marks(info)
     if isinstance(value, float) and any(isinstance(mark, Seconds) for mark in marks):
         return format_duration(value)
     if isinstance(value, int) and any(isinstance(mark, Bytes) for mark in marks):

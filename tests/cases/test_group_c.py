@@ -77,7 +77,7 @@ def test_c33_arguments_are_the_same_bytes_after_every_wait(bench: Bench) -> None
         if attempt == 0:
             assert run.msg == stored.encode(), "the script that forwards does not touch it"
         again = replace(message, retried=attempt + 1, last_err="no")
-        assert bench.run(consume.retry(bench.queue, [Again(run.entry, "a", again, 1)])) == []
+        assert bench.run(consume.retry(bench.queue, [Again(run.entry, "a", again, 0.001)])) == []
 
 
 def test_c34_a_delay_of_many_leases_is_one_run_at_its_time_and_never_pending(
