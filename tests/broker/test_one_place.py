@@ -15,9 +15,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from chronosd.broker import consume, enqueue, settle, sweep
+from chronosd.broker import consume, enqueue, operate, settle, sweep
 from chronosd.broker.consume import Again, Dead, Done, Fetched, Kept
+from chronosd.broker.enqueue import Holder
 from chronosd.broker.keys import GROUP
+from chronosd.broker.message import decode
 from chronosd.broker.recover import recover as take_over
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.settle import Death, Fate, Policy
@@ -26,6 +28,7 @@ from tests.support.bench import Bench
 from tests.support.go import Go
 
 IDS = st.sampled_from(["a", "b", "c", "d"])
+LOCKS = st.sampled_from(["l1", "l2"])
 CONSUMERS = st.sampled_from(["w1", "w2", "w3"])
 FATES = st.sampled_from([Fate.CHARGE, Fate.RETURN, Fate.RESTORE])
 POLICY = Policy(max_crashes=3, backoff=lambda kind, retried: 0.001)
@@ -52,7 +55,11 @@ class OnePlace(RuleBasedStateMachine):
         return [self.runs[-1 - choice % len(self.runs)]] if self.runs else []
 
     def message(self, run: Fetched, **changes: Any) -> Any:
-        return self.bench.message(run.task_id, retention=60, **changes)
+        lock = decode(run.msg or b"{}").unique_key
+        return self.bench.message(run.task_id, retention=60, unique_key=lock, **changes)
+
+    def lock(self, name: str) -> str:
+        return self.queue.unique("mail:send", name)
 
     @rule(task_id=IDS, delay_ms=st.sampled_from([0, 0, 1, 60_000]))
     def enqueue(self, task_id: str, delay_ms: int) -> None:
@@ -63,6 +70,23 @@ class OnePlace(RuleBasedStateMachine):
         assert (word != "conflict") == free
         self.alive.add(task_id)
         assert self.bench.run(enqueue.enqueue(self.queue, [new])) == ["repeat" if free else "conflict"]
+
+    @rule(task_id=IDS, name=LOCKS, delay_ms=st.sampled_from([0, 60_000]))
+    def enqueue_unique(self, task_id: str, name: str, delay_ms: int) -> None:
+        before = self.bench.look()
+        lock = self.lock(name)
+        new = self.bench.new(task_id, delay_ms=delay_ms, nonce=f"n{next(self.nonces)}", unique_key=lock)
+        new = new._replace(lock=lock, lock_ms=3_600_000)
+        (word,) = self.bench.run(enqueue.enqueue_unique(self.queue, [new]))
+        if isinstance(word, Holder):
+            assert before.places(word.task_id)[0] is word.state or word.state is State.PENDING
+            assert word.task_id != task_id
+            assert self.bench.look() == before
+        elif word == "conflict":
+            assert self.bench.look() == before
+        else:
+            self.alive.add(task_id)
+            assert self.bench.run(enqueue.enqueue_unique(self.queue, [new])) == ["repeat"]
 
     @rule(consumer=CONSUMERS, count=st.integers(1, 3))
     def fetch(self, consumer: str, count: int) -> None:
@@ -79,7 +103,8 @@ class OnePlace(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 5))
     def complete(self, choice: int) -> None:
         for run in self.pick(choice):
-            lost = self.bench.run(consume.complete(self.queue, [Done(run.entry, run.task_id)]))
+            done = Done(run.entry, run.task_id, self.message(run).unique_key)
+            lost = self.bench.run(consume.complete(self.queue, [done]))
             if not lost:
                 self.alive.remove(run.task_id)
 
@@ -151,12 +176,24 @@ class OnePlace(RuleBasedStateMachine):
 
     @rule(task_id=IDS)
     def operator_deletes(self, task_id: str) -> None:
-        # As an operator's command has to: gone from every set; its entries are dropped when they are met.
-        if self.bench.look().places(task_id) not in ([], [State.PENDING], [State.ACTIVE]):
-            for state in SET_STATES:
-                self.redis.zrem(self.queue.set_of(state), task_id)
-            self.redis.delete(self.queue.task(task_id))
-            self.alive.discard(task_id)
+        before = self.bench.look()
+        word = self.runner.drive(operate.delete_task(self.bench.namespace, self.queue, task_id))
+        if word == "deleted":
+            assert before.hashes[task_id]["state"] != "2"
+            self.alive.remove(task_id)
+        else:
+            assert word == ("active" if task_id in before.hashes else "absent")
+            assert self.bench.look() == before
+
+    @rule(task_id=IDS)
+    def operator_runs(self, task_id: str) -> None:
+        before = self.bench.look()
+        word = self.runner.drive(operate.run_task(self.queue, task_id))
+        if word == "moved":
+            assert before.places(task_id)[0] in SET_STATES
+            assert self.bench.look().places(task_id) == [State.PENDING]
+        else:
+            assert self.bench.look() == before
 
     @rule()
     def go_forwards(self) -> None:
@@ -179,6 +216,15 @@ class OnePlace(RuleBasedStateMachine):
         found = self.bench.look()
         found.check()
         assert set(found.hashes) == self.alive
+        for lock in map(self.lock, ("l1", "l2")):
+            holders = [
+                task_id
+                for task_id, fields in found.hashes.items()
+                if fields["state"] not in ("3", "5") and decode(fields["msg"].encode()).unique_key == lock
+            ]
+            assert len(holders) <= 1, f"{holders} have one unique lock"
+            if holders:
+                assert self.redis.get(lock) == holders[0].encode()
 
     def teardown(self) -> None:
         for key in self.redis.scan_iter(match=f"{self.bench.namespace.prefix}:*", count=1000):

@@ -51,10 +51,11 @@ local function delete(id, entry, expected)
   redis.call('DEL', key)
   for k = 2, 5 do redis.pcall('ZREM', KEYS[k], id) end
   if entry == '' and state == '1' then
-    entry = entry_of(id, tonumber(task[3] or ''))
-    if entry and is_delivered(entry) then entry = nil end
+    entry = entry_of(id, tonumber(task[3] or '')) or ''
+    -- a blocking read may have delivered it, and nobody has taken it in yet
+    if entry ~= '' then redis.pcall('XACK', stream, group, entry) end
   end
-  if entry and entry ~= '' then redis.call('XDEL', stream, entry) end
+  if entry ~= '' then redis.call('XDEL', stream, entry) end
   return task[1] and 'deleted' or 'absent'
 end
 
