@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ class Loaded:
     """A dump in a server, in a namespace, its queues under names of their own (``label.name``): so that
     several are beside each other.
 
-    What waits for a time is due. What was pending is so, for a consumer that has been silent for a minute.
+    What waits for a time is due, what is kept is kept on. What was pending is so, for a consumer that has
+    been silent for a minute.
     """
 
     def __init__(self, redis: redis_py.Redis, name: str, namespace: str, label: str = "") -> None:
@@ -84,9 +86,9 @@ class Loaded:
         self._label = f"{label}." if label else ""
         self._dump = dump(name)
         self._prefix = next(iter(self._dump)).partition(":")[0]
-        found = re.findall(r"\{(.*?)\}", json.dumps(self._dump))
-        named = _IN_MSG.findall(json.dumps(self._dump).replace('\\"', '"'))
-        self.queues = sorted({self._label + one for one in [*found, *(queue for _, queue in named)] if one})
+        named = {key.partition("{")[2].partition("}")[0] for key in self._dump}
+        named |= {name for _, name in _IN_MSG.findall(json.dumps(self._dump).replace('\\"', '"'))}
+        self.queues = sorted(self._label + name for name in named if name)
         for key, value in self._dump.items():
             getattr(self, f"_load_{value['type']}")(self.key(key), value)
 
@@ -112,8 +114,8 @@ class Loaded:
             self.redis.pexpire(key, value["pttl_ms"])
 
     def _load_zset(self, key: str, value: dict[str, Any]) -> None:
-        waits = key.endswith((":scheduled", ":retry"))
-        self.redis.zadd(key, {one: 1 if waits else float(score) for one, score in value["members"]})
+        at = {"scheduled": 1, "retry": 1, "completed": time.time() + 3600}.get(key.rpartition(":")[2])
+        self.redis.zadd(key, {one: at or float(score) for one, score in value["members"]})
 
     def _load_hash(self, key: str, value: dict[str, Any]) -> None:
         self.redis.hset(key, mapping={name: self.text(one) for name, one in value["fields"].items()})
