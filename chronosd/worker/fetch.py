@@ -11,7 +11,7 @@ from chronosd import log
 from chronosd.board import Board, Cell, WorkerState
 from chronosd.broker import consume, sweep
 from chronosd.broker.commands import BATCH, Command
-from chronosd.broker.consume import Delivery
+from chronosd.broker.consume import Delivery, Retained
 from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import Namespace
 from chronosd.broker.limit import Limit
@@ -347,6 +347,11 @@ class Fetcher:
             if lost:
                 self._board.cells[Cell.LEASES_LOST] += len(lost)
                 _log.warning("leases lost", queue=sending.queue, entries=len(lost), task_ids=named)
+            if isinstance(result, Retained) and result.parked:
+                self._board.cells[Cell.ARCHIVED] += len(result.parked)
+                for task_id, why in result.parked:
+                    why = f"what follows it could not be enqueued: {why}"
+                    _log.error("task archived", task_id=task_id, queue=sending.queue, error=why)
 
     def _take_in(self, asks: list[Ask], results: list[Any]) -> None:
         """Receives what a cycle fetched."""

@@ -168,6 +168,10 @@ class Starter:
                 board.succeed(run.slot, counter)
             else:
                 board.finish(run.slot, counter)
+                if isinstance(move, Dead):  # what follows it makes no sense
+                    board.cells[Cell.ARCHIVED] += 1
+                    why = "" if move.message is None else move.message.last_err
+                    _log.error("task archived", **_facts(run, now_ns), error=why)
             if self._is_verbose:
                 _log.debug("task succeeded", **_facts(run, now_ns))
             return
