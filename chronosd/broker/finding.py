@@ -22,11 +22,16 @@ class Finding:
     """False for a warning: nothing is lost or stuck by it yet, or it mends itself."""
 
     @property
-    def line(self) -> str:
-        """All of it in one line."""
+    def what(self) -> str:
+        """What is wrong, and where."""
         where = f"queue {self.queue}: " if self.queue else ""
         task = f"task {self.task_id}: " if self.task_id else ""
-        return f"{where}{task}{self.problem}; {self.remedy}"
+        return f"{where}{task}{self.problem}"
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        return f"{self.what}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -9,26 +10,41 @@ import click
 
 import chronosd as package
 
-COMMANDS = {
-    "run": "chronosd.cli.run:run",
-    "check": "chronosd.cli.check:check",
-    "init": "chronosd.cli.init:init",
-    "demo": "chronosd.cli.demo:demo",
-    "bench": "chronosd.cli.bench:bench",
-    "status": "chronosd.cli.control:status",
-    "reload": "chronosd.cli.control:reload",
-    "scale": "chronosd.cli.control:scale",
-    "restart": "chronosd.cli.control:restart",
-    "quiet": "chronosd.cli.control:quiet",
-    "resume": "chronosd.cli.control:resume",
-    "stacks": "chronosd.cli.control:stacks",
-    "stop": "chronosd.cli.control:stop",
-    "enqueue": "chronosd.cli.enqueue:enqueue",
-    "queue": "chronosd.cli.queue:queue",
-    "task": "chronosd.cli.task:task",
-    "schedule": "chronosd.cli.schedule:schedule",
-    "doctor": "chronosd.cli.doctor:doctor",
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "Begin": {
+        "init": "chronosd.cli.init:init",
+        "demo": "chronosd.cli.demo:demo",
+        "check": "chronosd.cli.check:check",
+        "run": "chronosd.cli.run:run",
+    },
+    "Work and where it stands": {
+        "enqueue": "chronosd.cli.enqueue:enqueue",
+        "queue": "chronosd.cli.queue:queue",
+        "task": "chronosd.cli.task:task",
+        "schedule": "chronosd.cli.schedule:schedule",
+    },
+    "Watch and find out": {
+        "top": "chronosd.cli.top:top",
+        "status": "chronosd.cli.control:status",
+        "doctor": "chronosd.cli.doctor:doctor",
+        "stacks": "chronosd.cli.control:stacks",
+    },
+    "Steer the daemon": {
+        "reload": "chronosd.cli.control:reload",
+        "scale": "chronosd.cli.control:scale",
+        "restart": "chronosd.cli.control:restart",
+        "quiet": "chronosd.cli.control:quiet",
+        "resume": "chronosd.cli.control:resume",
+        "stop": "chronosd.cli.control:stop",
+    },
+    "More": {
+        "bench": "chronosd.cli.bench:bench",
+        "completion": "chronosd.cli.completion:completion",
+    },
 }
+"""Where each command is, in the order in which the help teaches them."""
+
+COMMANDS = {name: home for commands in SECTIONS.values() for name, home in commands.items()}
 
 
 class LazyGroup(click.Group):
@@ -44,6 +60,17 @@ class LazyGroup(click.Group):
         module, _, attribute = home.partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                helps = [(name, self._short_help(ctx, name)) for name in commands]
+                formatter.write_dl([(name.ljust(width), text) for name, text in helps])
+
+    def _short_help(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(100)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -81,6 +108,7 @@ def chronosd() -> None:
     To start your own:   chronosd init myproject
     To run it:           chronosd run -c chronos.yaml
     To give it work:     chronosd enqueue KIND '{"some": "arguments"}'
+    If it does not run:  chronosd doctor, then what it says; chronosd top to watch
 
     Without -c, commands use $CHRONOSD_CONFIG, else ./chronos.yaml, else /etc/chronosd/chronos.yaml.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,9 @@ def doctor(
             findings = daemon_findings(answer, inspector.name_entries)
         elif not findings and not found.daemons and server.config is not None:
             findings = [_no_daemon(server)]
-    found = replace(found, findings=ordered([*findings, *found.findings]))
+    known = {one.task_id for one in findings if one.task_id}
+    others = [one for one in found.findings if one.code != "blocking" or one.task_id not in known]
+    found = replace(found, findings=ordered([*findings, *others]))
     if as_json:
         status = None if answer is None else {name: answer[name] for name in ("state", "status", "pid")}
         print_json({**asdict(found), "daemon": status, "sound": found.is_sound})
@@ -103,7 +106,11 @@ def _kinds(config: Config, answer: Mapping[str, Any] | None) -> frozenset[str] |
 def _print(found: Examination, answer: Mapping[str, Any] | None) -> None:
     for finding in found.findings:
         word = "error" if finding.is_error else "warning"
-        click.echo(f"{click.style(word, fg=_COLOURS[word], bold=True)}: {shown(finding.line)}")
+        if sys.stdout.isatty():
+            click.echo(f"{click.style(word, fg=_COLOURS[word], bold=True)}: {shown(finding.what)}")
+            click.echo(f"  {shown(finding.remedy)}")
+        else:
+            click.echo(f"{word}: {shown(finding.line)}")
     errors = sum(finding.is_error for finding in found.findings)
     warnings = len(found.findings) - errors
     seen = f"server {found.server.version or 'unknown'}, {counted(len(found.queues), 'queue')}"

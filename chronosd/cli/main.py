@@ -10,18 +10,31 @@ import os
 import sys
 from collections.abc import Sequence
 
+_COMPLETE = "_CHRONOSD_COMPLETE"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     _open_standard_streams()
-    if words[:1] == ["run"]:
+    if words[:1] == ["run"] and _COMPLETE not in os.environ:
         from chronosd.supervisor import signals
 
         signals.catch_early()
     from chronosd.cli import failure
 
+    if argv is None and _COMPLETE in os.environ:
+        return failure.guarded(_complete)
     return failure.guarded(lambda: _call(words))
+
+
+def _complete() -> int:
+    """Answers a shell that completes a command line (see ``chronosd completion``)."""
+    from click.shell_completion import shell_complete
+
+    from chronosd.cli.commands import chronosd
+
+    return shell_complete(chronosd, {}, "chronosd", _COMPLETE, os.environ[_COMPLETE])
 
 
 def _open_standard_streams() -> None:

@@ -8,14 +8,20 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
 from chronosd.durations import format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_AS_THEY_ARE: Mapping[str, str] = MappingProxyType({})
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|[\ud800-\udfff]")
 
@@ -35,12 +41,23 @@ def json_text(value: Any, *, pretty: bool = False) -> str:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    details: Sequence[str] = (),
+    brief: Mapping[str, str] = _AS_THEY_ARE,
 ) -> None:
-    """Rows under a header; ``right`` names the columns of numbers."""
+    """Rows under a header.
+
+    Args:
+        right: names the columns of numbers.
+        details: columns that go below their rows where the terminal is too narrow for all.
+        brief: shorter names of columns, for the same case.
+    """
     texts = [[shown(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _rich_table(columns, texts, right)
+        _terminal_table(columns, texts, right, details, brief)
         return
     widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
     for cells in (columns, *texts):
@@ -51,18 +68,71 @@ def print_table(
         click.echo("  ".join(padded).rstrip())
 
 
-def _rich_table(columns: Sequence[str], texts: Sequence[Sequence[str]], right: Sequence[str]) -> None:
-    from rich import box
+def _terminal_table(
+    columns: Sequence[str],
+    texts: Sequence[Sequence[str]],
+    right: Sequence[str],
+    details: Sequence[str],
+    brief: Mapping[str, str],
+) -> None:
+    """Numbers are never broken, and what goes below its row leaves ids and kinds their room."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    console = Console(highlight=False)
+    kept = list(range(len(columns)))
+    titles, padding = list(columns), 2
+    if _width(titles, texts, kept, padding) > console.width:
+        titles, padding = [brief.get(name, name) for name in columns], 1
+    if details and _width(titles, texts, kept, padding) > console.width:
+        kept = [i for i in kept if columns[i] not in details]
+        _rows_with_details(console, columns, texts, right, kept)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold")
+    for title, name in zip(titles, columns, strict=True):
+        is_number = name in right
+        table.add_column(title, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     for cells in texts:
         table.add_row(*[Text(cell) for cell in cells])
-    Console().print(table)
+    console.print(table)
+
+
+def _rows_with_details(
+    console: Console,
+    columns: Sequence[str],
+    texts: Sequence[Sequence[str]],
+    right: Sequence[str],
+    kept: Sequence[int],
+) -> None:
+    from rich.cells import cell_len, set_cell_size
+    from rich.text import Text
+
+    widths = {i: max(cell_len(cells[i]) for cells in (columns, *texts)) for i in kept}
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            " " * (widths[i] - cell_len(cells[i])) + cells[i]
+            if columns[i] in right
+            else set_cell_size(cells[i], widths[i])
+            for i in kept
+        ]
+        return "  ".join(padded).rstrip()
+
+    console.print(Text(line(columns), style="bold"), soft_wrap=True)
+    for cells in texts:
+        console.print(Text(line(cells)), soft_wrap=True)
+        for i, name in enumerate(columns):
+            if i not in kept and cells[i] not in ("-", ""):
+                detail = Text(f"  {name.lower()}: {cells[i]}", style="dim")
+                console.print(detail, no_wrap=True, overflow="ellipsis")
+
+
+def _width(titles: Sequence[str], texts: Sequence[Sequence[str]], kept: Sequence[int], padding: int) -> int:
+    from rich.cells import cell_len
+
+    rows = [titles, *texts]
+    return sum(max(cell_len(cells[i]) for cells in rows) + padding for i in kept) - padding
 
 
 def print_fields(fields: Sequence[tuple[str, object]]) -> None:

@@ -15,6 +15,8 @@ from chronosd.cli.pause import pause, resume
 if TYPE_CHECKING:
     from chronosd.inspector import Consumer
 
+_BRIEF_STATES = {"PENDING": "PEND", "SCHEDULED": "SCHED", "ARCHIVED": "ARCH", "COMPLETED": "COMPL"}
+
 
 @click.group(short_help="Look at queues; pause, resume and purge them.")
 def queue() -> None:
@@ -66,7 +68,7 @@ def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as
         counts = [getattr(one, state.lower()) for state in states]
         oldest = "-" if one.oldest_pending_s is None else span(one.oldest_pending_s)
         rows.append([one.queue, *counts, oldest, ", ".join(remarks)])
-    print_table(["QUEUE", *states, "OLDEST", "REMARKS"], rows, right=[*states, "OLDEST"])
+    print_table(["QUEUE", *states, "OLDEST", "REMARKS"], rows, right=[*states, "OLDEST"], brief=_BRIEF_STATES)
 
 
 @queue.command("show")
@@ -94,7 +96,7 @@ def show(
         print_json(asdict(found))
         return
     stats = found.stats
-    lag = "unknown" if found.lag is None else f"{found.lag} not delivered yet"
+    lag = "" if found.lag is None else f", {found.lag} entries not delivered yet"
     print_fields(
         [
             ("queue", stats.queue),
@@ -106,7 +108,7 @@ def show(
             ("archived", stats.archived),
             ("completed", stats.completed),
             ("oldest pending", None if stats.oldest_pending_s is None else span(stats.oldest_pending_s)),
-            ("group", f"chronos, lag {lag}" if found.has_group else "none: no daemon has served this queue"),
+            ("group", f"chronos{lag}" if found.has_group else "none: no daemon has served this queue"),
             ("stream", f"{found.length} entries, last delivered {found.last_delivered or 'none'}"),
             ("oldest active", found.oldest_active),
         ]

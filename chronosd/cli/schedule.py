@@ -75,7 +75,9 @@ def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as
         rows.append([*named, times[0], fired, one.leader or "-", remarks])
         rows += [["", "", "", "", "", at, "", "", ""] for at in times[1:]]
     print_table(
-        ["SCHEDULE", "TIMES", "ZONE", "KIND", "QUEUE", "NEXT", "LAST FIRED", "LEADER", "REMARKS"], rows
+        ["SCHEDULE", "TIMES", "ZONE", "KIND", "QUEUE", "NEXT", "LAST FIRED", "LEADER", "REMARKS"],
+        rows,
+        details=["ZONE", "QUEUE", "LAST FIRED", "LEADER", "REMARKS"],
     )
 
 

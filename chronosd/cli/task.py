@@ -66,7 +66,7 @@ def ls(
         print_json([_listed(one) for one in tasks])
         return
     columns, when = _columns(State[state.upper()])
-    print_table(columns, [_row(one, when) for one in tasks])
+    print_table(columns, [_row(one, when) for one in tasks], details=["OWNER", "ARGUMENTS", "ERROR"])
 
 
 @task.command("show")
