@@ -1,0 +1,145 @@
+"""The web process of a real daemon: serving, killed, moved by a reload, and no error of it the daemon's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from chronosd import Client
+from tests.support.daemon import Daemon
+from tests.support.processes import wait_gone
+from tests.support.proxy import Proxy
+from tests.support.scrape import address, get, scrape, total
+from tests.support.waiting import wait_until
+
+Make = Callable[..., Daemon]
+ANYWHERE: dict[str, Any] = {"listen": "127.0.0.1:0"}
+
+
+def test_health_metrics_and_dashboard_of_a_daemon_at_work(daemon: Make, client: Client) -> None:
+    one = daemon(http=ANYWHERE, queues={"default": 1, "idle": 1}).start()
+    where = address(one)
+    wait_until(lambda: get(where, "/readyz") == (200, "ok\n"), what="readiness")
+    assert get(where, "/livez") == (200, "ok\n")
+    client.enqueue_many([("noop", {})] * 50 + [("wrong", {})] * 3 + [("nobody:has:this", {})] * 2)
+    client.enqueue("noop", {}, queue="elsewhere")
+    processed = "chronos_tasks_processed_total"
+
+    def arrived() -> bool:
+        series = scrape(where)
+        return (
+            total(series, processed, queue="default", kind="noop", outcome="succeeded") == 50
+            and total(series, processed, queue="default", kind="wrong", outcome="archived") == 3
+            and total(series, processed, queue="default", kind="other", outcome="postponed") == 2
+            and total(series, "chronos_task_duration_seconds_count", kind="noop") == 50
+            and total(series, "chronos_task_latency_seconds_count", queue="default") == 53
+            and total(series, "chronos_queue_tasks", queue="default", state="archived") == 3
+            and total(series, "chronos_queue_unserved", queue="elsewhere") == 1
+            and total(series, "chronos_queue_unserved", queue="idle") == 0
+        )
+
+    wait_until(arrived, timeout_s=20, what="the counts")
+    series = scrape(where)
+    assert total(series, "chronos_redis_up") == 1
+    assert total(series, "chronos_workers", state="ready") == 1
+    assert total(series, "chronos_worker_rss_bytes", worker="0") > 1 << 20
+    status, text = get(where, "/")
+    assert status == 200
+    assert "nobody:has:this" not in text  # a kind that nobody handles is no label
+    assert "served by nobody" in text
+
+
+def test_a_web_process_that_is_killed_is_replaced_and_its_port_lost_to_nobody(daemon: Make) -> None:
+    one = daemon(http=ANYWHERE).start()
+    where = address(one)
+    wait_until(lambda: get(where, "/readyz")[0] == 200, what="readiness")
+    for _ in range(3):
+        (web,) = wait_until(lambda: one.children("web"), what="a web process")
+        os.kill(web.pid, signal.SIGKILL)
+        assert get(where, "/livez", timeout_s=15) == (200, "ok\n")
+    assert one.stop() == 0
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections may linger, nobody listens
+        host, _, port = where.rpartition(":")
+        free.bind((host, int(port)))
+
+
+def test_the_web_process_minds_its_supervisor_alone_and_goes_with_it(daemon: Make) -> None:
+    one = daemon(http=ANYWHERE).start()
+    where = address(one)
+    assert get(where, "/livez")[0] == 200
+    (web,) = one.children("web")
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGTSTP):
+        web.send_signal(signum)
+    assert get(where, "/livez")[0] == 200
+    assert [child.pid for child in one.children("web")] == [web.pid]
+    own = {fd.path for fd in web.open_files()}
+    assert not any(path.endswith(".board") for path in own), own
+    assert listening(web) == 1
+    assert listening(one.children("worker")[0]) == 0
+    one.send(signal.SIGKILL)
+    one.wait()
+    wait_gone([web.pid])
+
+
+def listening(process: psutil.Process) -> int:
+    return sum(connection.status == psutil.CONN_LISTEN for connection in process.net_connections())
+
+
+def test_a_port_that_is_taken_ends_the_start_with_one_line(daemon: Make) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        one = daemon(http={"listen": taken}).start(wait=False)
+        assert one.wait() == 1
+    (record,) = one.log_records("cannot start")
+    assert record["error"].endswith(f"http.listen: cannot listen at {taken}: Address already in use")
+
+
+def test_a_reload_starts_moves_and_stops_it_and_a_taken_port_is_only_logged(daemon: Make) -> None:
+    one = daemon().start()
+    assert one.children("web") == []
+
+    def reload(http: dict[str, Any] | None) -> None:
+        one.write_config({} if http is None else {"http": http})
+        assert one.ask("reload", wait=True)["ok"]
+
+    reload(ANYWHERE)
+    first = address(one)
+    assert get(first, "/livez")[0] == 200
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        reload({"listen": f"127.0.0.1:{other.getsockname()[1]}"})
+        wait_until(lambda: one.log_records("http goes on as before"), what="the refusal in the log")
+        assert get(first, "/livez")[0] == 200
+    reload({"listen": "localhost:0"})
+    second = address(one)
+    assert second != first
+    assert get(second, "/readyz")[0] == 200
+    reload(None)
+    wait_until(lambda: one.children("web") == [], what="the web process gone")
+    assert one.log_records("web process is down") == []
+    assert one.stop() == 0
+
+
+def test_while_redis_is_away_it_lives_and_is_not_ready(daemon: Make, proxy: Proxy) -> None:
+    one = daemon(http=ANYWHERE, redis_url=proxy.url).start()
+    where = address(one)
+    wait_until(lambda: total(scrape(where), "chronos_redis_up") == 1, what="redis")
+    proxy.mode = "refuse"
+    _, text = wait_until(
+        lambda: (found := get(where, "/readyz"))[0] == 503 and found, timeout_s=20, what="no readiness"
+    )
+    assert text.startswith("redis is away: ")
+    assert get(where, "/livez") == (200, "ok\n")
+    assert total(scrape(where), "chronos_redis_up") == 0
+    assert get(where, "/")[0] == 200
+    proxy.mode = "pass"
+    wait_until(lambda: get(where, "/readyz")[0] == 200, timeout_s=20, what="readiness")
