@@ -1,7 +1,7 @@
 """Which triggers of a schedule fire when it is looked at late. Pure; instants are unix seconds.
 
-A trigger is late while a daemon that watched the schedule when it came is only slow to notice, or could not
-reach the server: up to `LATE_S` late it fires all the same, each one, in order. What is older than that, or
+A trigger is late if some daemon had the schedule when it came and is only slow to notice, or could not reach
+the server: up to `LATE_S` late it fires all the same, each one, in order. What is older than that, or
 passed before anybody watched, was missed: the newest of those may be made up for, the others never, so that
 no downtime ends in a burst.
 """
@@ -31,13 +31,13 @@ def plan(schedule: Schedule, last: int, now: float, watched_since: float) -> Pla
     """What to do about the triggers after ``last`` that have come by ``now``.
 
     Args:
-        watched_since: when this daemon began to look after the schedule.
+        watched_since: since when some daemon has looked after the schedule, as far as is known.
     """
     rule, until = schedule.rule, math.floor(now)
     first = rule.next_after(last)
     if first > until:
         return Plan()
-    edge = max(last, until - LATE_S - 1, math.floor(watched_since))
+    edge = max(last, until - LATE_S - 1, math.floor(max(watched_since, 0)))
     late: list[int] = []
     trigger = first if first > edge else rule.first_after(last, edge)
     while trigger <= until:

@@ -52,7 +52,7 @@ class Watch:
     mark: int | None = None
     """Newest trigger, fired or passed over; None before the first look."""
     since: float = math.inf
-    """When this daemon began to look after it, by the server's clock."""
+    """Since when some daemon has looked after it, as far as this one knows; by the server's clock."""
     leader: str = ""
     steps_in: bool = False
     """Whether it has fired although another daemon has the lease, which has not been heard of since."""
@@ -207,7 +207,9 @@ class Scheduler:
                 continue
             mark, leader = seen
             if watch.mark is None:
-                watch.since = reply.now_ms / 1000
+                # Somebody else who has the lease may be slow, or have died a moment ago: what came meanwhile
+                # was not missed, and a newcomer that says so would take it from whoever is about to fire it.
+                watch.since = reply.now_ms / 1000 if leader == self._owner else -math.inf
             if leader != watch.leader and leader == self._owner:
                 won.append(watch.schedule.name)
             watch.leader = leader

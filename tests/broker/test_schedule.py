@@ -386,6 +386,20 @@ def test_a_leader_that_hangs_is_missed_by_nobody(bench: Bench) -> None:
     assert_each_once(bench, start)
 
 
+def test_a_newcomer_takes_no_time_from_a_leader_that_is_slow(bench: Bench) -> None:
+    """It had come after them, took them for missed, and passed over what the others were about to fire."""
+    one = make()
+    slow = scheduler(bench, one)
+    once(bench, slow)
+    behind = server_now(bench) - 4
+    bench.redis.set(keys(bench, one).last, behind)
+    newcomer = scheduler(bench, one, owner="b")
+    once(bench, newcomer)
+    wait_until(lambda: "fired" in once(bench, newcomer).counts)
+    assert len(fired(bench)) >= 4
+    assert_each_once(bench, behind)
+
+
 def test_a_clock_that_wakes_it_early_or_jumps_makes_no_trigger_fire_twice_or_skips_one(bench: Bench) -> None:
     """Case 40: the next trigger follows from the one before and not from now; the server says when."""
     one, clock = make(), Skewed()

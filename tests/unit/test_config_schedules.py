@@ -46,7 +46,8 @@ def test_a_cron_in_a_zone_and_an_interval_are_read_into_rules() -> None:
         ),
         (
             ['a: {kind: k, cron: "TZ=UTC 0 0 * * *", timezone: UTC}'],
-            "8:42: schedules.a.timezone: must not stand beside a cron that is an interval or names a zone itself",
+            "8:42: schedules.a.timezone: must not stand beside a cron that is an interval or names a zone"
+            " itself",
         ),
         (
             ["a: {kind: k, every: 1500ms}"],
