@@ -236,3 +236,30 @@ def test_what_follows_a_dead_letter_is_said_and_whether_nobody_here_would_run_it
     assert "followed by a task of kind alert in queue high" in out
     assert "on_dead_letter.kind: no handler here for alert" in out + err
     assert "on_dead_letter.queue" not in out + err
+
+
+def test_schedules_are_shown_with_what_comes_next_and_doubts_are_no_problems(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "chronos.yaml").write_text(
+        GOOD + "schedules:\n"
+        '  nightly: {cron: "0 3 * * *", timezone: Europe/Berlin, kind: mail, queue: low}\n'
+        "  ping: {every: 90s, kind: other}\n"
+    )
+    assert main(["check"]) == 0
+    out, err = capfd.readouterr()
+    (nightly,) = [line for line in out.splitlines() if line.startswith("nightly")]
+    assert nightly.split()[1:9] == ["0", "3", "*", "*", "*", "Europe/Berlin", "mail", "low"]
+    assert "T03:00:00+0" in nightly
+    assert "every 1m30s" in out
+    assert "each time fires once" in out
+    assert err.splitlines() == [
+        "warning: chronos.yaml:12:22: schedules.ping.kind: no handler here for other",
+        "warning: chronos.yaml:12:3: schedules.ping.queue: nobody here serves default",
+    ]
+    main(["check", "--json"])
+    said = json.loads(capfd.readouterr().out)
+    assert [warning["path"] for warning in said["warnings"]] == ["schedules.ping.kind", "schedules.ping.queue"]
+    assert said["schedules"]["nightly"]["spec"] == "CRON_TZ=Europe/Berlin 0 3 * * *"
+    assert len(said["schedules"]["nightly"]["next_times"]) == 5
+    assert said["schedules"]["ping"]["next_times"] == []
