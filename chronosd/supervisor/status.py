@@ -65,6 +65,8 @@ class Status:
             line = f"starting: {line}"
         if self._fleet.is_quiet:
             line += ", fetching stopped"
+        if self._fleet.paused:
+            line += f", {len(self._fleet.paused)} of {len(self._fleet.config.queues)} queues paused"
         if self._redis.error:
             line += f"; redis is away: {self._redis.error}"
         last = self._reload.last
@@ -87,6 +89,7 @@ class Status:
             "config": str(config.path),
             "namespace": config.namespace,
             "queues": list(config.queues),
+            "paused": sorted(self._fleet.paused),
             "revision": fleet.revision,
             "uptime_s": round(now - self._started_at, 1),
             "ready": fleet.ready_count,

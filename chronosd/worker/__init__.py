@@ -3,7 +3,8 @@
 A cycle is one round trip. It carries out everything that finished since the last one and brings in as many
 tasks as there are free slots, so a busy worker batches by itself and an idle one adds no latency. When every
 queue is empty the worker waits in a blocking read on a second connection, and the cycles go on only for what
-still finishes.
+still finishes. Queues that are paused, or have limits, are not in that read, which claims whatever comes: the
+supervisor says which are paused, and offers what may start of those with limits.
 
 While a reply is under way the handlers of what the one before has brought are run, so that worker and server
 work at the same time.

@@ -132,6 +132,9 @@ Weak spots of chronos-go, by their numbers
          b test_settle: an_undecodable_message_is_archived_as_it_is_with_the_reason
     16   as case 16
     17   d test_redis_restarts: after_flushall_the_groups_are_back_within_two_seconds_and_nothing_spins
+    18   b test_sweep: ids_without_a_message_leave_the_set_and_no_zombie_stays;
+         b test_fetch: a_hash_that_has_a_state_and_no_message_is_removed_with_its_entry
+    19   d test_delayed: a_hundred_thousand_tasks_due_at_once_drain_and_sigterm_is_heard_meanwhile
     21   c test_weak_spots
     22   c test_weak_spots; d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_...
     24   d test_worker_garbage: odd_but_readable_messages_run
