@@ -1,7 +1,7 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
-A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, H, I,
-J, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, F, H,
+I, J, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
     1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
@@ -43,8 +43,17 @@ E. Retry, backoff, dead letter
     63   d test_worker_garbage: an_unknown_kind_is_put_off_and_runs_once_somebody_knows_it,
          an_unknown_kind_is_archived_after_a_day_uncharged
     64   c test_group_e; b test_supervisor_rounds: the_janitor_deletes_until_the_limits_are_met;
-         b test_settle: a_task_whose_retries_are_spent_is_archived_with_the_cause_or_discarded
-         (to run a dead letter again is not built yet)
+         b test_settle: a_task_whose_retries_are_spent_is_archived_with_the_cause_or_discarded;
+         b test_operate: e64_one_that_had_ended_begins_anew_under_its_id, all_dead_letters_of_a_queue_run_...
+
+F. Unique tasks
+    66   c test_group_f; b test_unique: every_end_lets_go_of_the_lock_in_its_own_script
+    67   c test_group_f; b test_operate: f67_a_deleted_task_leaves_nothing_and_its_twin_is_accepted_at_once
+    69   c test_group_f ([choice] one mode, "until it has ended"; `RetryIn` runs the same task again)
+    70   c test_group_f; b test_ends: the_unique_lock_goes_with_the_task_if_it_is_its_own;
+         b test_unique: the_lock_of_a_task_that_runs_is_taken_again_unless_a_twin_has_it
+    72   c test_group_f ([choice] the table in README.md)
+    73   c test_group_f; b test_unique: the_key_is_go_s_byte_for_byte; u test_payload
 
 H. Supervisor, forks, signals, reload
     81   d test_supervisor_process: all_workers_killed_at_once_all_come_back_and_no_zombie_is_left;
@@ -123,10 +132,14 @@ Q. Shutdown
 Weak spots of chronos-go, by their numbers
     1    d test_stop: tasks_in_full_flow_stop_anywhere_and_none_is_lost_or_late
     2    c test_group_e: e58_a_reload_or_a_restart_that_gives_it_time_does_not_even_interrupt_it
+    3    c test_weak_tasks; b test_enqueue: an_id_in_use_is_refused_and_nothing_is_changed,
+         an_id_that_has_ended_is_replaced_with_nothing_left_of_the_old_task;
+         b test_go_interop: an_id_enqueued_anew_while_it_runs_here_survives_the_end_of_the_old_run
     7    c test_weak_spots
     8    d test_frozen: a_host_that_wakes_up_late_...; d test_worker_leases: a_late_end_of_a_stale_owner_...
     9    c test_group_b (22); b test_settle: a_stale_snapshot_moves_nothing
-    11   b test_sweep: the_lock_of_a_running_task_is_lengthened_for_its_owner_and_never_shortened
+    11   b test_sweep: the_lock_of_a_running_task_is_lengthened_for_its_owner_and_never_shortened;
+         b test_unique: w11_in_retry_for_longer_than_its_ttl_it_still_refuses_a_twin
     12   c test_weak_spots; b test_fetch: an_id_that_is_in_the_stream_twice_runs_once_at_a_time
     15   d test_worker_garbage: messages_that_cannot_be_read_are_archived_as_they_are_with_the_reason;
          b test_settle: an_undecodable_message_is_archived_as_it_is_with_the_reason
@@ -136,9 +149,14 @@ Weak spots of chronos-go, by their numbers
          b test_fetch: a_hash_that_has_a_state_and_no_message_is_removed_with_its_entry
     19   d test_delayed: a_hundred_thousand_tasks_due_at_once_drain_and_sigterm_is_heard_meanwhile
     21   c test_weak_spots
+    20   c test_kept; u test_supervisor_passes: between_its_sweeps_a_janitor_looks_and_deletes_only_full_batches
     22   c test_weak_spots; d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_...
     24   d test_worker_garbage: odd_but_readable_messages_run
-    25   c test_group_e (64); b test_settle: a_task_whose_retries_are_spent_...
+    25   c test_group_e (64); b test_settle: a_task_whose_retries_are_spent_...;
+         b test_dead_letter: what_a_lost_host_left_is_followed_by_its_recovery
+    26   c test_weak_tasks; b test_ends: a_retry_is_due_after_its_delay_to_the_millisecond_and_keeps_...
+    27   c test_weak_tasks; b test_inspect: one_task_is_shown_with_its_place, a_listing_tells_what_the_tasks_are
+    28   b test_unique: w28_a_lock_whose_holder_has_ended_holds_nothing, every_end_lets_go_of_the_lock_...
     29   d test_overruns (a hung handler); u test_supervisor_steps:
          a_fault_in_the_work_backs_the_step_off_and_does_not_count_as_progress (nothing of the user's runs
          in the supervisor)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from chronosd import Client
 from chronosd.states import State
@@ -114,4 +115,54 @@ def test_e64_what_is_not_to_be_archived_is_not_when_it_crashes(
     assert queue.bodies() == {kept}
     starts = one.ledger.starts()
     assert [starts[task_id] for task_id in (*discarded, kept)] == [1, 3, 2, 3]
+    assert one.stop() == 0
+
+
+def test_e64_a_dead_letter_that_is_run_again_begins_anew_under_its_id(
+    daemon: MakeDaemon, client: Client, queue: QueueView, tmp_path: Path
+) -> None:
+    """It was put back with its crashes and retries spent, and was dead again at the first stumble."""
+    mended = tmp_path / "mended"
+    one = daemon(
+        workers=1,
+        handlers=f"""
+        import os, signal
+        from pathlib import Path
+        from chronosd import Task
+        from tests.support.ledger import Ledger
+        ledger = Ledger.of_environment()
+        async def work(task: Task[dict]) -> str:
+            with ledger.run(task.id, task.attempt):
+                if not Path({str(mended)!r}).exists():
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if task.attempt == 1:
+                    raise RuntimeError("stumbles once more")
+                return "done"
+        """,
+        config={"handlers": {"work": "handlers:work"}, "retry": {"base": "50ms", "cap": "50ms"}},
+    ).start()
+    info = client.enqueue("work", {}, max_retry=5, unique="1h", retention="1h")
+    wait_until(lambda: queue.ids(State.ARCHIVED) == {info.id}, timeout_s=30, what="poison")
+    mended.touch()
+    done = one.run_command("task", "run", info.id, "-c", str(one.config_path))
+    assert "it was archived" in done.stdout, done.stderr
+    assert client.result(info, timeout=20) == "done"
+    assert [e.attempt for e in one.ledger.entries("start")] == [1, 2, 3, 1, 2]
+    assert queue.field(info.id, "crashes") is None
+    assert one.stop() == 0
+
+
+def test_e64_the_number_of_dead_letters_is_bounded_whoever_makes_them(
+    daemon: MakeDaemon, client: Client, queue: QueueView
+) -> None:
+    """A cap that was looked at once a minute, or only where a handler failed."""
+    one = daemon(
+        workers=1, config={"janitor": {"interval": "200ms", "max_archived": 5}, "max_payload": "1KiB"}
+    ).start()
+    client.enqueue_many([("wrong", {"n": n}) for n in range(600)])
+    client.enqueue_many([("count", {"text": "x" * 2000}) for _ in range(50)])
+    client.enqueue_many([("die", {}, {"max_retry": 0}) for _ in range(2)])
+    queue.wait_finished()
+    wait_until(lambda: queue.size(State.ARCHIVED) == 5, what="the number")
+    assert len(queue.bodies()) == 5
     assert one.stop() == 0
