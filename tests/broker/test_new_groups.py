@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis as redis_py
 
-from chronosd import Group
+from chronosd import AsyncClient, BrokerUnavailable, Chain, Client, Group
 from chronosd.broker.groups import STAGED_S, NewMember, new_group, open_group
 from chronosd.errors import BrokerRefused
 from chronosd.states import State
 from chronosd.workflow_plan import GroupPlan
 from tests.support.flow import Flow, group_of
+from tests.support.proxy import Proxy
+from tests.support.waiting import wait_until
 
 
 def plan(flow: Flow, group: Group) -> GroupPlan:
@@ -86,3 +91,54 @@ def test_a_member_is_in_its_place_and_has_its_message_however_it_came_there(flow
 def extra(flow: Flow, group_id: str, i: int) -> NewMember:
     (one,) = plan(flow, group_of(1)).members
     return NewMember(f"{group_id}:x{i}", one.queue, one.task)
+
+
+def test_both_clients_say_what_became_of_it(redis_url: str, redis: redis_py.Redis, namespace: str) -> None:
+    async def make() -> None:
+        async with AsyncClient(redis_url, namespace=namespace) as client:
+            chain, group = await asyncio.gather(
+                client.enqueue_chain(Chain().then("a").then("b")), client.enqueue_group(group_of(700))
+            )
+            assert chain.first.id == f"{chain.id}:0"
+            assert [one.id for one in group.members] == [f"{group.id}:m{i}" for i in range(700)]
+
+    asyncio.run(make())
+    with Client(redis_url, namespace=namespace) as client:
+        assert client.enqueue_chain(Chain().then("a", delay=60).then("b")).first.state is State.SCHEDULED
+        group = client.enqueue_group(Group().add("a", delay=9).add_chain(Chain().then("b")).on_complete("c"))
+        assert [one.state for one in group.members] == [State.SCHEDULED, State.PENDING]
+    assert redis.xlen(f"{namespace}:{{default}}:stream") == 702
+    assert redis.zcard(f"{namespace}:{{default}}:scheduled") == 2
+
+
+@pytest.mark.parametrize("number", [2, 600])
+def test_a_group_whose_reply_is_lost_is_stored_once(
+    proxy: Proxy, namespace: str, redis: redis_py.Redis, number: int
+) -> None:
+    with Client(proxy.url, namespace=namespace, timeout=5) as client, ThreadPoolExecutor(1) as pool:
+        client.enqueue("warm-up")
+        proxy.mode = "swallow"
+        call = pool.submit(client.enqueue_group, group_of(number))
+        wait_until(lambda: redis.keys(f"{namespace}:{{cbq}}:group*"), what="the first request")
+        proxy.mode = "reset"
+        proxy.mode = "pass"
+        group = call.result(10)
+    assert redis.scard(f"{namespace}:{{cbq}}:group:{group.id}") == number
+    assert redis.xlen(f"{namespace}:{{default}}:stream") == number + 1
+
+
+def test_a_group_without_an_answer_may_be_there_only_if_its_last_request_was_sent(
+    proxy: Proxy, namespace: str
+) -> None:
+    with Client(proxy.url, namespace=namespace, timeout=0.3) as client:
+        client.enqueue("warm-up")
+        for number, in_doubt in ((2, True), (600, False)):
+            proxy.mode = "swallow"
+            with pytest.raises(BrokerUnavailable) as caught:
+                client.enqueue_group(group_of(number))
+            assert caught.value.maybe_enqueued is in_doubt
+            proxy.mode = "refuse"
+            with pytest.raises(BrokerUnavailable) as caught:
+                client.enqueue_group(group_of(number))
+            assert not caught.value.maybe_enqueued
+            proxy.mode = "pass"
