@@ -118,7 +118,7 @@ FAMILIES: Sequence[Family] = (
     Family(LOOP_AGE, "gauge", ("loop",), "Since a timed step of the supervisor last came back."),
     Family(LEASES_LOST, "counter", (), "Tasks that somebody else took over while they were held here."),
     Family(TRIMMED, "counter", ("queue", "state"), "Ended tasks deleted to stay within a count limit."),
-    Family(LEADER, "gauge", (), "Schedules that this daemon holds the lease of."),
+    Family(LEADER, "gauge", ("schedule",), "1 for a schedule that this daemon has the lease of."),
     Family(LAST_FIRED, "gauge", ("schedule",), "Unix time for which a schedule last fired."),
     Family(REDIS_UP, "gauge", (), "1 while the supervisor has a connection to Redis."),
 )

@@ -59,7 +59,7 @@ class Publisher:
 
     def tick(self, now: float) -> None:
         """Fills it."""
-        self._fill_at = now + _EVERY_S
+        self._fill_at = aligned(now + _EVERY_S, now)
         if self._web.page is None:
             return
         is_too_long = not self._web.page.write(self.document(now))
@@ -99,7 +99,7 @@ class Publisher:
     def _of_schedules(self) -> Rows:
         facts = self._rounds.scheduler.facts
         fired = [[one.name, one.fired] for one in facts if one.fired is not None]
-        return {LEADER: [[sum(one.is_leader for one in facts)]], LAST_FIRED: fired}
+        return {LEADER: [[one.name, int(one.is_leader)] for one in facts], LAST_FIRED: fired}
 
     def _fresh(self, now: float) -> Sequence[Gauge]:
         gauges = self._rounds.gauges
