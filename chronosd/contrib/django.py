@@ -1,9 +1,11 @@
-"""Django: enqueue when the transaction has committed, and clean connections around sync handlers.
+"""Django: enqueue when the transaction has committed, and clean connections around handlers.
 
 In chronos.yaml::
 
     setup: chronosd.contrib.django:setup  # django.setup
-    middleware: [chronosd.contrib.django:fresh_connections]
+    middleware:
+      - chronosd.contrib.django:close_connections  # around sync handlers
+      - chronosd.contrib.django:close_connections_async  # around async ones
 
 with DJANGO_SETTINGS_MODULE in the daemon's environment. In a view::
 
@@ -17,10 +19,11 @@ transaction was rolled back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
+from asgiref.sync import sync_to_async
 from django import setup
 from django.db import close_old_connections, transaction
 
@@ -31,7 +34,7 @@ from chronosd.recording import RecordingClient
 from chronosd.submission import NO_ARGS, EnqueueOptions
 from chronosd.task import Task
 
-__all__ = ["enqueue_on_commit", "fresh_connections", "setup"]
+__all__ = ["close_connections", "close_connections_async", "enqueue_on_commit", "setup"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -84,7 +87,7 @@ def enqueue_on_commit(
     transaction.on_commit(partial(client.enqueue, kind, args, **options), using=using)
 
 
-def fresh_connections(task: Task[Any], call_next: Callable[[Task[Any]], R]) -> R:
+def close_connections(task: Task[Any], call_next: Callable[[Task[Any]], R]) -> R:
     """Middleware for sync handlers: does for each task what Django does for each request.
 
     A connection is opened per thread; one that the server has dropped in the meantime, or that is older than
@@ -95,3 +98,18 @@ def fresh_connections(task: Task[Any], call_next: Callable[[Task[Any]], R]) -> R
         return call_next(task)
     finally:
         close_old_connections()
+
+
+async def close_connections_async(task: Task[Any], call_next: Callable[[Task[Any]], Awaitable[R]]) -> R:
+    """The same for async handlers, whose queries run in one thread beside the event loop, Django's own.
+
+    All async tasks of a worker share its connections; one that has a transaction open is left alone.
+    """
+    await _close_old()
+    try:
+        return await call_next(task)
+    finally:
+        await _close_old()
+
+
+_close_old = sync_to_async(close_old_connections)

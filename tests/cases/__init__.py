@@ -149,13 +149,15 @@ Weak spots of chronos-go, by their numbers
          b test_fetch: a_hash_that_has_a_state_and_no_message_is_removed_with_its_entry
     19   d test_delayed: a_hundred_thousand_tasks_due_at_once_drain_and_sigterm_is_heard_meanwhile
     21   c test_weak_spots
-    20   c test_kept; u test_supervisor_passes: between_its_sweeps_a_janitor_looks_and_deletes_only_full_batches
+    20   c test_kept;
+         u test_supervisor_passes: between_its_sweeps_a_janitor_looks_and_deletes_only_full_batches
     22   c test_weak_spots; d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_...
     24   d test_worker_garbage: odd_but_readable_messages_run
     25   c test_group_e (64); b test_settle: a_task_whose_retries_are_spent_...;
          b test_dead_letter: what_a_lost_host_left_is_followed_by_its_recovery
     26   c test_weak_tasks; b test_ends: a_retry_is_due_after_its_delay_to_the_millisecond_and_keeps_...
-    27   c test_weak_tasks; b test_inspect: one_task_is_shown_with_its_place, a_listing_tells_what_the_tasks_are
+    27   c test_weak_tasks;
+         b test_inspect: one_task_is_shown_with_its_place, a_listing_tells_what_the_tasks_are
     28   b test_unique: w28_a_lock_whose_holder_has_ended_holds_nothing, every_end_lets_go_of_the_lock_...
     29   d test_overruns (a hung handler); u test_supervisor_steps:
          a_fault_in_the_work_backs_the_step_off_and_does_not_count_as_progress (nothing of the user's runs

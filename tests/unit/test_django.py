@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from chronosd.contrib.django import enqueue_on_commit, fresh_connections, setup
+from chronosd import handlers
+from chronosd.config.load import load
+from chronosd.contrib.django import close_connections, close_connections_async, enqueue_on_commit, setup
 from chronosd.errors import InvalidTask
-from chronosd.testing import RecordingClient, Succeeded, run
+from chronosd.testing import RecordingClient, Succeeded, run, run_async
+from tests.support.readme import recipe
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,6 +25,7 @@ def django_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder: Path = tmp_path_factory.mktemp("django")
     settings.configure(
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "db")}},
+        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes"],
         LOGGING_CONFIG=None,
         USE_TZ=True,
     )
@@ -73,8 +79,52 @@ def test_a_connection_that_is_too_old_is_closed_around_each_task() -> None:
 
     connection.ensure_connection()
     connection.close_at = 0.0  # what CONN_MAX_AGE comes to
-    assert run(handler, middleware=[fresh_connections]) == Succeeded(b"true")
+    assert run(handler, middleware=[close_connections]) == Succeeded(b"true")
     connection.ensure_connection()
     connection.close_at = 0.0
-    run(lambda task: None, middleware=[fresh_connections])
+    run(lambda task: None, middleware=[close_connections])
     assert connection.connection is None
+
+
+def test_the_connection_of_async_handlers_is_closed_as_well() -> None:
+    """Their queries run in a thread of Django's own; what closed in another one closed nothing."""
+    from asgiref.sync import sync_to_async
+    from django.db import connection
+
+    def open_and_age() -> None:
+        connection.ensure_connection()
+        connection.close_at = 0.0
+
+    async def handler(task: object) -> bool:
+        is_closed = await sync_to_async(lambda: connection.connection is None)()
+        await sync_to_async(open_and_age)()
+        return is_closed
+
+    async def tasks() -> list[Any]:
+        await sync_to_async(open_and_age)()
+        outcomes = [await run_async(handler, middleware=[close_connections_async]) for _ in range(2)]
+        return [*outcomes, await sync_to_async(lambda: connection.connection is None)()]
+
+    assert asyncio.run(tasks()) == [Succeeded(b"true"), Succeeded(b"true"), True]
+
+
+def test_the_recipe_in_readme_works() -> None:
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+    from django.db import transaction
+
+    call_command("migrate", verbosity=0)
+    client = RecordingClient()
+    exec(recipe("Django", "python"), {"transaction": transaction, "User": User, "client": client})
+    (task,) = client.enqueued
+    assert (task.kind, task.args) == ("email:welcome", {"user_id": User.objects.get(username="ada").pk})
+
+
+def test_the_configuration_in_readme_wraps_handlers_of_both_kinds(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text("async def one(task): ...\ndef two(task): ...\n")
+    file = tmp_path / "chronos.yaml"
+    file.write_text(
+        recipe("Django", "yaml") + "queues: [default]\nhandlers: {one: 'jobs:one', two: 'jobs:two'}\n"
+    )
+    loaded = handlers.load(load(file))
+    assert list(loaded.middleware) == [close_connections, close_connections_async]
