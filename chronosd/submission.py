@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ from chronosd.kinds import Kind
 from chronosd.states import State
 from chronosd.trace import checked as checked_trace
 from chronosd.trace import current as current_trace
+from chronosd.trace import trace_id
+
+_log = logging.getLogger("chronosd.client")
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_MAX_RETRY: Final = 25
@@ -108,7 +112,15 @@ class Draft:
         """The task as the server took it; `word` is its reply."""
         # "repeat" is a resend that found itself stored: it is where the first one was to go
         state = _WORD_STATES.get(word, self.state)
+        if _log.isEnabledFor(logging.DEBUG):
+            self._tell(word)
         return TaskInfo(self.new.id, self.kind, self.queue.name, state, self.max_retry, self.retention)
+
+    def _tell(self, word: str) -> None:
+        facts = {"task_id": self.new.id, "kind": self.kind, "queue": self.queue.name, "word": word}
+        if self.new.trace:
+            facts["trace_id"] = trace_id(self.new.trace)
+        _log.debug("task enqueued", extra=facts)
 
 
 class Drafter:
