@@ -1,7 +1,7 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
-A case that the other tests already try is not tried again here. Where each case of the groups A, B, E, F, H,
-I, J, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+A case that the other tests already try is not tried again here. Where each case of the groups A, B, C, D,
+E, F, H, I, J, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
     1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
@@ -31,6 +31,43 @@ B. Recovery and duplicates
     27   b test_runner_sync, test_runner_async: only_what_may_be_repeated_is_sent_again_over_a_new_connection;
          b test_enqueue: a_resend_of_the_same_call_stores_nothing_twice;
          d test_worker_faults: lost_replies_under_load_neither_lose_strand_nor_repeat_a_task
+
+C. Forwarder, delayed tasks
+    28   c test_group_c
+    30   d test_delayed: a_hundred_thousand_tasks_due_at_once_drain_and_sigterm_is_heard_meanwhile (scaled);
+         b test_sweep: no_more_than_the_limit_is_moved_and_more_is_due_now
+    31   d test_refusing_redis: a_command_forbidden_for_a_while_is_missed_once_in_the_log_and_all_goes_on_...;
+         b test_schedule: a_failing_server_costs_no_trigger;
+         u test_supervisor_steps: a_fault_in_the_work_backs_the_step_off_and_does_not_count_as_progress
+    33   c test_group_c; b test_sweep: a_message_goes_through_the_set_byte_for_byte;
+         u test_payload: args_survive_the_wire_and_read_alike_by_any_json_reader
+    34   c test_group_c
+    36   u test_submission: at_is_the_same_instant_whatever_its_zone_and_the_process_s,
+         a_past_instant_means_now, a_wrong_option_is_refused_with_its_name_and_what_is_expected
+         ([choice] a datetime without a zone is refused)
+    37   d test_two_daemons: two_daemons_share_ready_and_due_tasks_and_run_none_twice
+
+D. Schedules, cron, clocks
+    39   d test_schedules: with_leaders_killed_and_a_clock_that_is_wrong_every_second_fires_once;
+         b test_schedule: two_leaders_that_both_believe_it_fire_each_trigger_once
+    40   b test_schedule: a_clock_that_wakes_it_early_or_jumps_makes_no_trigger_fire_twice_or_skips_one
+    42   b test_schedule: two_leaders_that_both_believe_it_fire_each_trigger_once,
+         the_lease_is_its_owner_s_until_it_ends_and_only_lengthened_by_it,
+         letting_go_gives_back_what_is_its_own_and_forgets_what_nobody_else_has
+    43   c test_group_d ([choice] nothing keeps two times of a schedule from overlapping)
+    45   d test_schedules: reloads_change_rename_and_remove_schedules_and_none_of_that_fires;
+         b test_schedule: restarting_it_adds_no_copy_and_fires_nothing_by_itself,
+         an_edit_makes_it_another_schedule_and_the_one_before_fires_no_more
+    46   u test_misfire; b test_schedule: after_a_long_downtime_at_most_one_of_the_missed_times_fires
+         ([choice] skip or run once, by misfire; up to 10 s late it fires anyway)
+    48   u test_cron: a_time_that_daylight_saving_skips_does_not_come_that_day_and_the_next_day_is_normal
+    49   u test_cron: the_times_of_a_year_are_those_that_a_minute_by_minute_look_at_the_clock_finds
+    51   u test_cron: day_of_month_and_day_of_week_are_joined_by_or_where_both_are_restricted
+         (7 for Sunday is refused, as in Go, with 0 and SUN in the message)
+    52   u test_cron: two_ways_of_writing_the_same_times, what_is_no_spec_is_refused_in_one_sentence_...,
+         minute_star_with_an_hour_fires_sixty_times; d test_schedules: the_schedules_of_a_daemon_are_listed
+    54   c test_group_d
+    55   c test_group_d
 
 E. Retry, backoff, dead letter
     57   d test_poison
@@ -106,7 +143,7 @@ J. Configuration
          a_file_that_is_swapped_under_a_symbolic_link_is_read_anew;
          u test_config_files: relative_paths_keep_to_the_directory_of_the_link_and_not_of_its_target
     117  d test_reload_settings: a_removed_queue_keeps_what_it_has_and_resumes_when_it_is_put_back
-         (schedules are not built yet)
+         (a schedule: d test_schedules: reloads_change_rename_and_remove_schedules_and_none_of_that_fires)
     118  u test_handlers; u test_cli_check: the_verdict_is_the_same_from_every_directory
 
 P. Sync handlers and blocking the loop
@@ -135,12 +172,17 @@ Weak spots of chronos-go, by their numbers
     3    c test_weak_tasks; b test_enqueue: an_id_in_use_is_refused_and_nothing_is_changed,
          an_id_that_has_ended_is_replaced_with_nothing_left_of_the_old_task;
          b test_go_interop: an_id_enqueued_anew_while_it_runs_here_survives_the_end_of_the_old_run
+    4    b test_schedule: what_cannot_be_read_is_not_taken_for_never_fired, a_failing_server_costs_no_trigger
+    6    u test_misfire: what_came_while_it_was_watched_and_is_noticed_late_fires_each_in_order
     7    c test_weak_spots
     8    d test_frozen: a_host_that_wakes_up_late_...; d test_worker_leases: a_late_end_of_a_stale_owner_...
     9    c test_group_b (22); b test_settle: a_stale_snapshot_moves_nothing
     11   b test_sweep: the_lock_of_a_running_task_is_lengthened_for_its_owner_and_never_shortened;
          b test_unique: w11_in_retry_for_longer_than_its_ttl_it_still_refuses_a_twin
     12   c test_weak_spots; b test_fetch: an_id_that_is_in_the_stream_twice_runs_once_at_a_time
+    13   b test_schedule: a_crash_after_firing_fires_nothing_again_however_long_it_is_away,
+         the_mark_grows_and_never_shrinks
+    14   u test_cron: a_spec_that_go_refuses_or_that_never_comes_there_is_refused
     15   d test_worker_garbage: messages_that_cannot_be_read_are_archived_as_they_are_with_the_reason;
          b test_settle: an_undecodable_message_is_archived_as_it_is_with_the_reason
     16   as case 16
@@ -151,7 +193,9 @@ Weak spots of chronos-go, by their numbers
     21   c test_weak_spots
     20   c test_kept;
          u test_supervisor_passes: between_its_sweeps_a_janitor_looks_and_deletes_only_full_batches
-    22   c test_weak_spots; d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_...
+    22   c test_weak_spots; d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_...;
+         b test_schedule: an_edit_makes_it_another_schedule_and_the_one_before_fires_no_more,
+         what_was_taken_out_of_the_file_while_no_daemon_ran_is_forgotten_at_the_start
     24   d test_worker_garbage: odd_but_readable_messages_run
     25   c test_group_e (64); b test_settle: a_task_whose_retries_are_spent_...;
          b test_dead_letter: what_a_lost_host_left_is_followed_by_its_recovery
