@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from chronosd import log
 from chronosd.board import Cell
 from chronosd.broker import consume
-from chronosd.broker.consume import Dead, Fetched
+from chronosd.broker.consume import Dead, Done, Fetched
 from chronosd.broker.keys import Field
 from chronosd.broker.message import Message, decode
 from chronosd.broker.runner import AsyncRunner
@@ -104,7 +104,10 @@ class Intake:
             return
         if len(message.payload) > self._max_payload:
             why = f"the payload is {len(message.payload)} bytes long, max_payload is {self._max_payload}"
-            self._bury(index, item, why, message.kind)
+            if message.no_archive:
+                self._drop(index, item, why, message)
+            else:
+                self._bury(index, item, why, message.kind)
             return
         # Redis knows the task by its key and acknowledges on the queue's stream, whatever the text says.
         message.id, message.queue = item.task_id, queue.name
@@ -131,6 +134,15 @@ class Intake:
         held.board.cells[Cell.ARCHIVED] += 1
         facts = {"task_id": item.task_id, "kind": kind, "queue": held.queues[index].name, "error": why}
         _log.error("task archived", **facts, **_traced(item))
+
+    def _drop(self, index: int, item: Fetched, why: str, message: Message) -> None:
+        """Ends a task that asked for no dead letter."""
+        held = self._held
+        held.outboxes[index].done.append(Done(item.entry, item.task_id, message.unique_key))
+        held.end_unrun((index, item.entry), message.kind, End.DISCARDED)
+        queue = held.queues[index].name
+        facts = {"task_id": item.task_id, "kind": message.kind, "queue": queue, "error": why}
+        _log.error("task discarded", **facts, **_traced(item))
 
     def _put_off(self, index: int, message: Message, item: Fetched) -> None:
         why = f"no handler for kind {message.kind[:200]!r}"

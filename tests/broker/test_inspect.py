@@ -352,5 +352,8 @@ def test_nothing_is_looked_for_among_all_keys(bench: Bench, inspector: Inspector
     for state in State:
         inspector.list_tasks("q", state)
     inspector.show_task("q", "a")
+    inspector.run_all("q")
+    inspector.delete_task("a", "q")
+    inspector.purge("q", [state for state in State if state is not State.ACTIVE])
     called: Any = bench.redis.info("commandstats")
     assert not {"cmdstat_keys", "cmdstat_scan", "cmdstat_smembers"} & set(called)

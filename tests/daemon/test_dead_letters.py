@@ -48,6 +48,7 @@ def test_every_way_into_the_dead_letters_is_followed_and_a_reload_changes_by_wha
         "undecodable": client.enqueue("count", {}).id,
     }
     client.enqueue("count", {"fail": 9}, max_retry=0, discard=True)
+    client.enqueue("count", {"text": "x" * 20_000}, discard=True)
     queue.redis.hset(queue.keys.task(ids["unknown"]), "unknown_since", str(time.time() - 90_000))
     queue.redis.hset(queue.keys.task(ids["undecodable"]), "msg", "{")
     queue.redis.xadd(queue.keys.stream, {"foo": "bar"})

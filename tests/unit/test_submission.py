@@ -50,7 +50,8 @@ class Mail:
 def _go_tasks() -> list[Any]:
     wire = Path(__file__).parent.parent / "data" / "wire"
     found = []
-    for name in ("plain", "options", "delayed", "pause", "same_id_twice", "recover_0_crashed"):
+    names = ("plain", "options", "delayed", "pause", "same_id_twice", "recover_0_crashed")
+    for name in (*names, "unique", "unique_delayed"):
         for value in json.loads((wire / f"{name}.json").read_text()).values():
             if value["type"] == "hash":
                 found.append(pytest.param(value["fields"]["msg"], id=f"{name}-{value['msg_decoded']['id']}"))
@@ -66,6 +67,7 @@ def test_the_message_is_byte_for_byte_that_of_a_go_producer_with_the_same_option
         queue=go["queue"],
         max_retry=go["max_retry"],
         delay=30 if go["state"] == State.SCHEDULED else None,
+        unique="10m" if go["unique_key"] else None,
         retention=go.get("retention"),
         task_id=go["id"],
         discard=go["no_archive"],
