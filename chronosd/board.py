@@ -248,7 +248,10 @@ class Board:
 
     def read(self) -> list[Slot]:
         """Every slot that is not free. Slots that change too often to be read are left out."""
-        return [slot for index in range(self.capacity) if (slot := self.read_slot(index)) is not None]
+        first = self._slots_at + _STATE
+        words = self.cells[first : first + self.capacity * SLOT_CELLS : SLOT_CELLS].tolist()
+        taken = [index for index, word in enumerate(words) if word]  # most slots are free
+        return [slot for index in taken if (slot := self.read_slot(index)) is not None]
 
     def read_slot(self, index: int) -> Slot | None:
         """One slot, or None if it is free (or was reused faster than it could be read)."""

@@ -27,12 +27,13 @@ class Forwarder:
         self.interval_s = interval_s
         self._sets = [(queue, state) for queue in queues for state in WAITING_SETS]
         # Shared out, so that the whole round trip stays a bounded one however many queues there are.
-        self._limit = max(1, BATCH // len(self._sets))
+        limit = self._limit = max(1, BATCH // len(self._sets))
+        self._commands = [sweep.forward(queue, state, limit) for queue, state in self._sets]
         self.is_drained = False
         """Whether the last pass left nothing that was due."""
 
     def run_once(self) -> Steps[Done]:
-        replies = yield [sweep.forward(queue, state, self._limit) for queue, state in self._sets]
+        replies = yield self._commands
         counts = {"forwarded": 0, "dropped": 0}
         errors: dict[str, BrokerError] = {}
         wait_s = self.interval_s
@@ -49,4 +50,4 @@ class Forwarder:
             if reply.moved + reply.dropped >= self._limit:
                 wait_s = 0.0
         self.is_drained = wait_s > 0 and not errors
-        return Done(counts if is_answered else {}, wait_s, errors)
+        return Done(counts if is_answered else {}, wait_s if wait_s < self.interval_s else None, errors)

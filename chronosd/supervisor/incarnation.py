@@ -95,7 +95,11 @@ def predecessors(runtime: Path) -> list[Incarnation]:
     handler's child has inherited the lock. Ask again later.
     """
     dead = []
-    for directory in sorted(runtime.glob(f"{_PREFIX}*")):
+    try:
+        entries = sorted(os.listdir(runtime))
+    except OSError:
+        return []  # gone, or no descriptor to be had
+    for directory in [runtime / entry for entry in entries if entry.startswith(_PREFIX)]:
         try:
             lock_fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except OSError:

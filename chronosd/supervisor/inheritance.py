@@ -20,6 +20,7 @@ log = get_logger("chronosd.supervisor")
 _WITH_SUPERVISOR = Exit(None, 9)
 _LOOK_S = 10.0
 _LOOK_AT_BOOT_S = 0.1
+_PATIENCE = 0.1  # of the time since the start: what is not let go of by then may take longer still
 
 
 class Inheritance:
@@ -39,8 +40,7 @@ class Inheritance:
         """
         if now < self._look_at:
             return False
-        is_boot = now - self._began_at < _LOOK_S
-        self._look_at = now + (_LOOK_AT_BOOT_S if is_boot else _LOOK_S)
+        self._look_at = now + min(max((now - self._began_at) * _PATIENCE, _LOOK_AT_BOOT_S), _LOOK_S)
         found = predecessors(self._runtime)
         for dead in found:
             try:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from chronosd.board import Cell, SlotState
 from chronosd.log import get_logger
 from chronosd.supervisor.names import Names
+from chronosd.supervisor.tenths import aligned
 from chronosd.supervisor.verdict import Entry, Reason
 from chronosd.supervisor.worker import Phase, Worker
 
@@ -83,7 +84,7 @@ class Overruns:
             self._report_stall(worker, watch, now)
             is_open = self._judge(worker, watch, now) or is_open
         self._watches = seen
-        self.due_at = now + (_SECOND_LOOK_S if is_open else _LOOK_S)
+        self.due_at = now + _SECOND_LOOK_S if is_open else aligned(now + _LOOK_S, now)
 
     def describe(self) -> None:
         """Logs what every worker is doing; its stack follows at the next look."""

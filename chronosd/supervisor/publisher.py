@@ -27,6 +27,7 @@ from chronosd.states import State
 from chronosd.supervisor.gauges import EVERY_S, Gauge
 from chronosd.supervisor.rounds import Rounds
 from chronosd.supervisor.status import Status
+from chronosd.supervisor.tenths import aligned
 from chronosd.supervisor.web import Web
 
 log = get_logger("chronosd.supervisor")

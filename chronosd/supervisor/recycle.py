@@ -16,6 +16,7 @@ from chronosd.config.schema import RecycleConfig
 from chronosd.log import get_logger
 from chronosd.supervisor.fleet import Fleet, Place
 from chronosd.supervisor.restarts import Restarts
+from chronosd.supervisor.tenths import aligned
 from chronosd.supervisor.verdict import Reason
 from chronosd.supervisor.worker import Phase, Worker
 
@@ -94,7 +95,7 @@ class Recycler:
 
     def tick(self, now: float) -> None:
         """One turn: begins a replacement, or goes on with the one under way."""
-        self.due_at = now + _LOOK_S
+        self.due_at = aligned(now + _LOOK_S, now)
         if self._fleet.stopping:
             self._succession = None
             self._end_restart(1, "the daemon is stopping")

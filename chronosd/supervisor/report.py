@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from chronosd.supervisor.notify import Notifier
+from chronosd.supervisor.tenths import aligned
 
 _PERIOD_S = 1.0
 _EXTEND_EVERY_S = 5.0
@@ -34,7 +35,7 @@ class Report:
 
     def tick(self, now: float) -> None:
         """One report. The watchdog is fed only while every step makes progress."""
-        self.due_at = now + self._period_s
+        self.due_at = aligned(now + self._period_s, now)
         self._notifier.settle()
         self._notifier.status(self._status())
         if self._is_starting() and now >= self._extend_at:

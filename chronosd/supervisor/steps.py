@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from chronosd.broker.commands import Command, Steps
 from chronosd.errors import BrokerError, Trouble
 from chronosd.log import get_logger
+from chronosd.supervisor.tenths import aligned
 
 log = get_logger("chronosd.supervisor")
 
@@ -39,7 +40,7 @@ class Done:
 
     counts: Mapping[str, int] = field(default_factory=dict)
     next_in_s: float | None = None
-    """When the next pass should begin; None for the usual interval."""
+    """When the next pass should begin; None for the usual interval, or up to a tenth of a second sooner."""
     errors: Mapping[str, BrokerError] = field(default_factory=dict)
     """By queue: what went wrong there while the others went on."""
 
@@ -143,7 +144,10 @@ class Step:
             self.due_at = now + self._backoff()
             return
         self._failures = 0
-        self.due_at = now + (self.work.interval_s if done.next_in_s is None else done.next_in_s)
+        if done.next_in_s is None:
+            self.due_at = aligned(now + self.work.interval_s, now)
+        else:
+            self.due_at = now + done.next_in_s
 
     def _note(self, errors: Mapping[str, BrokerError]) -> None:
         """Logs what has changed since the last pass, and only that."""

@@ -30,8 +30,9 @@ from chronosd.worker.run import Cancelled
 
 EXIT_LOAD = 4
 EXIT_CONFIG = 78
-BEAT_S = 0.25
-THREAD_BEAT_S = 0.5
+BEAT_S = 0.5
+"""No longer than half of what counts as a gap; each beat wakes an idle worker."""
+THREAD_BEAT_S = 1.0
 CYCLE_TIMEOUT_S = 5.0
 
 MOST_KINDS = 500

@@ -10,6 +10,7 @@ import pytest
 from chronosd.broker.commands import Command, Steps, plain
 from chronosd.errors import BrokerRefused, BrokerUnavailable, Trouble
 from chronosd.supervisor.steps import Done, Step, together
+from chronosd.supervisor.tenths import aligned
 
 
 class Scripted:
@@ -166,3 +167,20 @@ def test_no_procedures_need_no_round_trip() -> None:
     with pytest.raises(StopIteration) as end:
         next(together({}))
     assert end.value.value == ({}, {})
+
+
+def test_regular_looks_share_tenths_of_a_second_and_none_is_at_once() -> None:
+    """An idle supervisor woke 27 times a second, for each of its looks at an instant of its own."""
+    assert aligned(12.43, 12.33) == 12.4
+    assert aligned(13.33, 12.33) == 13.3
+    assert aligned(12.39, 12.33) == 12.39, "what is sooner than the next tenth keeps its instant"
+    now, wakes = 100.0, set()
+    looks = {"forwarder": 0.1, "pauses": 0.5, "janitor": 1.0}
+    due_at = {name: now + 0.017 * (i + 1) for i, name in enumerate(looks)}
+    while now < 110.0:
+        now = min(due_at.values())
+        for name, at in due_at.items():
+            if at <= now:
+                due_at[name] = aligned(now + looks[name], now)
+        wakes.add(now)
+    assert len(wakes) <= 10 * 10 + len(looks) + 1
