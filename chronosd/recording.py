@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from chronosd.broker.cancel import Cancellation
 from chronosd.broker.enqueue import Holder
 from chronosd.broker.follow import GroupBegins, MemberDone, NextTask
 from chronosd.broker.message import Message, decode
@@ -16,10 +17,12 @@ from chronosd.broker.payload import decode_args
 from chronosd.broker.workflow import follow_ups
 from chronosd.delivery import accepted
 from chronosd.earlier import Earlier
+from chronosd.errors import ResultTimeout, TaskFailed, TaskNotFound
 from chronosd.handlers import Handler, Middleware, make_handler
 from chronosd.kinds import Kind, declared
 from chronosd.outcome import Outcome, Succeeded
 from chronosd.rehearsal import attempt, attempt_async
+from chronosd.results import value_of
 from chronosd.states import State
 from chronosd.submission import (
     DEFAULT_MAX_PAYLOAD,
@@ -195,6 +198,33 @@ class _Recorder:
             func, declared_type = declaration.func, declaration.kind.args_type
         return make_handler(kind, func, middleware=self._middleware, declared_type=declared_type)
 
+    def _find(self, task_id: str, queue: str | None) -> Recorded:
+        for one in reversed(self.enqueued):
+            if one.id == task_id and queue in (None, one.queue):
+                return one
+        raise TaskNotFound(f"no task {task_id!r} was enqueued")
+
+    def _cancel(self, task_id: str, queue: str | None) -> Cancellation:
+        found = self._find(task_id, queue)
+        if found.outcome is not None:
+            return Cancellation.ENDED
+        self.enqueued.remove(found)
+        return Cancellation.REMOVED
+
+    def _result(self, task: str | TaskInfo, queue: str | None, type_: Any) -> Any:
+        task_id = task.id if isinstance(task, TaskInfo) else task
+        one = self._find(task_id, queue)
+        match one.outcome:
+            case None:
+                raise ResultTimeout(f"task {task_id!r} was not run", task_id=task_id, state=one.state)
+            case Succeeded(result) if one.retention:
+                return value_of(task_id, result, type_)
+            case Succeeded():
+                raise TaskNotFound(f"task {task_id!r} was not kept: enqueue it with a retention")
+            case failure:
+                error = failure.error
+                raise TaskFailed(f"task {task_id!r} failed: {error}", task_id=task_id, error=error)
+
     def _fields(self, record: Recorded) -> dict[str, Any]:
         message = self._in_workflows.get((record.queue, record.id))
         return {
@@ -259,6 +289,16 @@ class RecordingClient(_Recorder):
                 one.outcome = attempt(self._handler(one.kind), one.payload, self._fields(one))
                 waiting += self._following(one)
 
+    def cancel(self, task_id: str, queue: str | None = None, *, force: bool = False) -> Cancellation:
+        """Takes a task out of ``enqueued`` that was not run. Raises TaskNotFound."""
+        return self._cancel(task_id, queue)
+
+    def result(
+        self, task: str | TaskInfo, queue: str | None = None, *, type: Any = None, timeout: Any = None
+    ) -> Any:
+        """What the handler of a task that was run inline returned; errors as for `chronosd.Client.result`."""
+        return self._result(task, queue, type)
+
     def close(self) -> None:
         """Does nothing: there is no connection."""
 
@@ -313,6 +353,16 @@ class AsyncRecordingClient(_Recorder):
                 one = waiting.popleft()
                 one.outcome = await attempt_async(self._handler(one.kind), one.payload, self._fields(one))
                 waiting += self._following(one)
+
+    async def cancel(self, task_id: str, queue: str | None = None, *, force: bool = False) -> Cancellation:
+        """Takes a task out of ``enqueued``; as `RecordingClient.cancel`."""
+        return self._cancel(task_id, queue)
+
+    async def result(
+        self, task: str | TaskInfo, queue: str | None = None, *, type: Any = None, timeout: Any = None
+    ) -> Any:
+        """What a handler returned; as `RecordingClient.result`."""
+        return self._result(task, queue, type)
 
     async def aclose(self) -> None:
         """Does nothing: there is no connection."""

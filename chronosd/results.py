@@ -126,11 +126,16 @@ def _ended(
         raise TaskFailed(f"task {task_id!r} in queue {queue!r} failed: {why}", task_id=task_id, error=why)
     if message is None:
         raise MessageError(f"task {task_id!r} in queue {queue!r}: its message cannot be read")
-    result = message.result or b"null"
+    return _Value(value_of(task_id, message.result, type_))
+
+
+def value_of(task_id: str, result: bytes | None, type_: Any) -> Any:
+    """A result as the caller wants it; `result` is its JSON. Raises MessageError."""
+    raw = result or b"null"
     if type_ is None:
-        return _Value(decode_args(result))
+        return decode_args(raw)
     try:
-        return _Value(_adapter(type_).validate_json(result))
+        return _adapter(type_).validate_json(raw)
     except ValidationError as exc:
         problem = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'result'}: {e['msg']}" for e in exc.errors()[:3]

@@ -17,8 +17,18 @@ from typing import Any
 import pytest
 
 from chronosd import kinds, log
-from chronosd.client import AsyncClient, Client
-from chronosd.errors import InvalidTask, PayloadTooLarge, RetryIn, SkipRetry, TaskIdConflict
+from chronosd.client import AsyncClient, Cancellation, Client
+from chronosd.errors import (
+    DuplicateTask,
+    InvalidTask,
+    PayloadTooLarge,
+    ResultTimeout,
+    RetryIn,
+    SkipRetry,
+    TaskFailed,
+    TaskIdConflict,
+    TaskNotFound,
+)
 from chronosd.signature import HandlerError
 from chronosd.states import State
 from chronosd.task import Task
@@ -328,3 +338,59 @@ def test_the_fixture_is_there_without_any_configuration(tmp_path: Path) -> None:
 def test_logging_of_a_rehearsed_handler_needs_no_configuration(caplog: pytest.LogCaptureFixture) -> None:
     run(lambda task: logging.getLogger("application").warning("hello"))
     assert "hello" in caplog.text
+
+
+def test_a_unique_task_is_refused_until_the_first_one_has_run() -> None:
+    client = RecordingClient()
+    first = client.enqueue("k", {"n": 1}, unique="1h")
+    with pytest.raises(DuplicateTask) as refused:
+        client.enqueue("k", {"n": 1}, unique="1h", delay="5m")
+    assert (refused.value.task_id, refused.value.state) == (first.id, State.PENDING)
+    client.enqueue("k", {"n": 2}, unique="1h")
+    inline = RecordingClient(inline=True, handlers={"k": lambda task: None})
+    for _ in range(2):
+        inline.enqueue("k", {"n": 1}, unique="1h")
+
+
+def test_what_ran_inline_has_a_result_if_it_would_have_been_kept() -> None:
+    def work(task: Task[dict[str, int]]) -> int:
+        return 10 // task.args["n"]
+
+    client = RecordingClient(inline=True, handlers={"k": work})
+    kept = client.enqueue("k", {"n": 5}, retention="1h")
+    assert (client.result(kept), client.result(kept.id, type=float)) == (2, 2.0)
+    with pytest.raises(TaskNotFound, match="retention"):
+        client.result(client.enqueue("k", {"n": 5}))
+    with pytest.raises(TaskFailed, match="ZeroDivisionError"):
+        client.result(client.enqueue("k", {"n": 0}, retention="1h"))
+    with pytest.raises(TaskNotFound):
+        client.result("another")
+    recorded = RecordingClient()
+    with pytest.raises(ResultTimeout):
+        recorded.result(recorded.enqueue("k"))
+
+
+async def _asked() -> int:
+    client = AsyncRecordingClient(inline=True, handlers={"k": _async_work})
+    result: int = await client.result(await client.enqueue("k", retention=1), type=int)
+    return result
+
+
+async def _async_work(task: Task[dict[str, int]]) -> int:
+    return 7
+
+
+def test_the_async_client_has_results_too() -> None:
+    assert asyncio.run(_asked()) == 7
+
+
+def test_a_recorded_task_that_was_not_run_can_be_cancelled() -> None:
+    client = RecordingClient()
+    info = client.enqueue("k", unique="1h")
+    assert client.cancel(info.id) is Cancellation.REMOVED
+    assert client.enqueued == []
+    client.enqueue("k", unique="1h")
+    with pytest.raises(TaskNotFound):
+        client.cancel(info.id)
+    inline = RecordingClient(inline=True, handlers={"k": lambda task: None})
+    assert inline.cancel(inline.enqueue("k").id) is Cancellation.ENDED

@@ -10,7 +10,8 @@ end
 -- queue's own is no lock: messages are anybody's. `prefix` is the task key prefix.
 local function lock_of(msg, prefix)
   if type(msg) ~= 'string' or string.find(msg, '"unique_key":"",', 1, true) then return nil end
-  local _, first = string.find(msg, '"unique_key"%s*:%s*"')
+  local _, first = string.find(msg, '"unique_key":"', 1, true) -- as everybody writes it; much faster
+  if not first then _, first = string.find(msg, '"unique_key"%s*:%s*"') end
   local last = first and string.find(msg, '[^\\]"', first + 1)
   if not last then return nil end
   local lock = string.gsub(string.sub(msg, first + 1, last), '\\u(%x%x%x%x)', function(hex)
