@@ -8,11 +8,11 @@ however many tasks there are. :mod:`~chronosd.broker.health` looks at the server
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chronosd.broker import server
-from chronosd.broker.commands import Command, Steps, plain, text
+from chronosd.broker.commands import BATCH, Command, Steps, plain, text
 from chronosd.broker.consumers import maps
 from chronosd.broker.finding import Expected, Finding, counted, redis_cli
 from chronosd.broker.keys import GROUP, Namespace, QueueKeys
@@ -26,6 +26,8 @@ _EXPIRED_S = 3600.0
 """More than any janitor's interval that makes sense."""
 _LEFT_S = 900.0
 """A living worker asks for work, or is asked about, far more often."""
+_OF_ONE, _SILENT = 100, 50
+"""Entries of one silent consumer, and such consumers, that are looked at."""
 _NAMED = 20
 """Findings of one sort that are told one by one; the rest are counted."""
 
@@ -87,28 +89,8 @@ def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list
                 queue.name,
             )
         ]
-    stuck_ms = round(expected.stuck_s * 1000)
-    consumers, stuck = _checked(
-        (
-            yield [
-                plain("XINFO", "CONSUMERS", queue.stream, GROUP, parse=maps),
-                plain("XPENDING", queue.stream, GROUP, "IDLE", stuck_ms, "-", "+", 500),
-            ]
-        )
-    )
-    found = [
-        Finding(
-            "stuck",
-            f"entry {text(entry)} is pending for {text(owner)}, which has been silent for "
-            f"{format_duration(idle_ms // 1000)}, and nobody takes it over",
-            "start a daemon that serves this queue: it recovers the task",
-            queue.name,
-        )
-        for entry, owner, idle_ms, _ in stuck
-    ]
-    if len(found) > _NAMED:
-        rest = f"{len(found) - _NAMED} more{' or many more' if len(found) == 500 else ''}"
-        found[_NAMED:] = [Finding("stuck", f"{rest} are pending for silent owners", "as above", queue.name)]
+    (consumers,) = _checked((yield [plain("XINFO", "CONSUMERS", queue.stream, GROUP, parse=maps)]))
+    found = yield from _stuck(queue, consumers, round(expected.stuck_s * 1000))
     left = [
         consumer for consumer in consumers if not consumer["pending"] and consumer["idle"] > _LEFT_S * 1000
     ]
@@ -125,6 +107,42 @@ def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list
                 is_error=False,
             )
         )
+    return found
+
+
+def _stuck(queue: QueueKeys, consumers: Sequence[Mapping[str, Any]], stuck_ms: int) -> Steps[list[Finding]]:
+    """Entries that nobody has renewed for so long: among the oldest, and of consumers that are silent.
+
+    Not asked for by IDLE: a server that looks for few such entries among a hundred thousand goes through all
+    of them, which takes it longer than it may.
+    """
+    silent = [one["name"] for one in consumers if one["pending"] and one["idle"] > stuck_ms]
+    pages = _checked(
+        (
+            yield [
+                plain("XPENDING", queue.stream, GROUP, "-", "+", BATCH),
+                *(
+                    plain("XPENDING", queue.stream, GROUP, "-", "+", _OF_ONE, name)
+                    for name in silent[:_SILENT]
+                ),
+            ]
+        )
+    )
+    stuck = {row[0]: row for page in pages for row in page if row[2] > stuck_ms}
+    found = [
+        Finding(
+            "stuck",
+            f"entry {text(entry)} is pending for {text(owner)}, which has been silent for "
+            f"{format_duration(idle_ms // 1000)}, and nobody takes it over",
+            "start a daemon that serves this queue: it recovers the task",
+            queue.name,
+        )
+        for entry, owner, idle_ms, _ in sorted(stuck.values(), key=lambda row: -row[2])
+    ]
+    if len(found) > _NAMED:
+        is_more = len(pages[0]) == BATCH or any(len(page) == _OF_ONE for page in pages[1:])
+        rest = f"{len(found) - _NAMED} more{' or many more' if is_more else ''}"
+        found[_NAMED:] = [Finding("stuck", f"{rest} are pending for silent owners", "as above", queue.name)]
     return found
 
 

@@ -18,7 +18,8 @@ from chronosd.states import State
 if TYPE_CHECKING:
     from chronosd.inspector import Inspector, ListedTask, TaskDetails
 
-_PAGE = 500
+_PAGE = 200
+"""Tasks of one request: some milliseconds of the server's time, however large the queue is."""
 _BRIEF = 60
 
 

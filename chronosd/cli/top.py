@@ -105,10 +105,10 @@ def _once(collector: Collector, as_json: bool) -> int:
     from chronosd.cli.top_data import pace
     from chronosd.cli.top_view import frame
 
-    first = collector.take()
+    first = last = collector.take()
     if first.daemon is not None:
         time.sleep(_APART_S)
-    last = collector.take()
+        last = collector.take()
     if last.daemon is None and last.redis_error:
         return say([f"chronosd: {last.redis_error}; {last.no_daemon}"], UNREACHABLE)
     lately = pace(first, last)
