@@ -146,6 +146,15 @@ J. Configuration
          (a schedule: d test_schedules: reloads_change_rename_and_remove_schedules_and_none_of_that_fires)
     118  u test_handlers; u test_cli_check: the_verdict_is_the_same_from_every_directory
 
+M. Memory, leaks
+    138  c test_group_m; c test_weak_spots: weak_22_twenty_restarts_leave_no_consumer;
+         d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_once_nothing_is_pending
+    139  c test_group_m; d test_worker_runs: every_way_to_end_acknowledges_its_entry
+    141  c test_group_m; b test_supervisor_rounds: the_janitor_deletes_until_the_limits_are_met
+    142  c test_group_m
+    144  d test_recycle_workers: four_that_leak_to_the_limit_together_are_recycled_one_by_one;
+         d test_scale_workers: a_worker_is_a_better_victim_of_the_oom_killer_than_its_supervisor
+
 P. Sync handlers and blocking the loop
     156  d test_overruns
     157  c test_group_p; d test_worker_exceptions: the_timeout_counts_from_the_start_of_the_handler,
