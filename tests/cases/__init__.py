@@ -1,7 +1,7 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
 A case that the other tests already try is not tried again here. Where each case of the groups A, B, C, D,
-E, F, H, I, J, M, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+E, F, G, H, I, J, M, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
     1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
@@ -91,6 +91,13 @@ F. Unique tasks
          b test_unique: the_lock_of_a_task_that_runs_is_taken_again_unless_a_twin_has_it
     72   c test_group_f ([choice] the table in README.md)
     73   c test_group_f; b test_unique: the_key_is_go_s_byte_for_byte; u test_payload
+
+G. Workflows (chains, groups)
+    75   c test_group_g; b test_workflow: a_second_call_changes_nothing, a_successor_that_is_there_is_left_...
+    76   c test_group_g; b test_workflow: a_member_that_runs_twice_counts_once;
+         d test_workflows: every_chain_ends_once_though_workers_are_killed_all_the_time
+    78   c test_group_g; b test_group_ends
+    79   c test_group_g; b test_new_groups: of_a_group_whose_producer_died_halfway_nothing_runs_and_nothing_stays
 
 H. Supervisor, forks, signals, reload
     81   d test_supervisor_process: all_workers_killed_at_once_all_come_back_and_no_zombie_is_left;
@@ -182,10 +189,13 @@ Weak spots of chronos-go, by their numbers
          an_id_that_has_ended_is_replaced_with_nothing_left_of_the_old_task;
          b test_go_interop: an_id_enqueued_anew_while_it_runs_here_survives_the_end_of_the_old_run
     4    b test_schedule: what_cannot_be_read_is_not_taken_for_never_fired, a_failing_server_costs_no_trigger
+    5    c test_group_g (and 78, 79); b test_group_ends:
+         the_trimming_of_a_member_ends_its_group_with_a_dead_letter
     6    u test_misfire: what_came_while_it_was_watched_and_is_noticed_late_fires_each_in_order
     7    c test_weak_spots
     8    d test_frozen: a_host_that_wakes_up_late_...; d test_worker_leases: a_late_end_of_a_stale_owner_...
     9    c test_group_b (22); b test_settle: a_stale_snapshot_moves_nothing
+    10   c test_group_g (75); d test_workflows
     11   b test_sweep: the_lock_of_a_running_task_is_lengthened_for_its_owner_and_never_shortened;
          b test_unique: w11_in_retry_for_longer_than_its_ttl_it_still_refuses_a_twin
     12   c test_weak_spots; b test_fetch: an_id_that_is_in_the_stream_twice_runs_once_at_a_time
@@ -205,6 +215,7 @@ Weak spots of chronos-go, by their numbers
     22   c test_weak_spots; d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_...;
          b test_schedule: an_edit_makes_it_another_schedule_and_the_one_before_fires_no_more,
          what_was_taken_out_of_the_file_while_no_daemon_ran_is_forgotten_at_the_start
+    23   c test_group_g; u test_workflows: what_a_chain_or_group_cannot_hold_is_refused_with_its_place
     24   d test_worker_garbage: odd_but_readable_messages_run
     25   c test_group_e (64); b test_settle: a_task_whose_retries_are_spent_...;
          b test_dead_letter: what_a_lost_host_left_is_followed_by_its_recovery
