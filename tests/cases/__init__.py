@@ -97,7 +97,8 @@ G. Workflows (chains, groups)
     76   c test_group_g; b test_workflow: a_member_that_runs_twice_counts_once;
          d test_workflows: every_chain_ends_once_though_workers_are_killed_all_the_time
     78   c test_group_g; b test_group_ends
-    79   c test_group_g; b test_new_groups: of_a_group_whose_producer_died_halfway_nothing_runs_and_nothing_stays
+    79   c test_group_g;
+         b test_new_groups: of_a_group_whose_producer_died_halfway_nothing_runs_and_nothing_stays
 
 H. Supervisor, forks, signals, reload
     81   d test_supervisor_process: all_workers_killed_at_once_all_come_back_and_no_zombie_is_left;
