@@ -6,8 +6,8 @@ found.
 
 from __future__ import annotations
 
-import os
 import ipaddress
+import os
 import re
 from difflib import get_close_matches
 from typing import Annotated, Any
