@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import chronosd
-from chronosd import bench_idle, bench_latency, bench_rates, bench_view, embedded
+from chronosd import bench_idle, bench_latency, bench_rates, bench_view, bench_workflow, embedded
 from chronosd.bench_figures import Figure, Report
 from chronosd.bench_lab import Lab
 from chronosd.bench_load import FULL, QUICK, Load
@@ -41,6 +41,7 @@ GROUPS = {
     "ceiling": Group(bench_rates.only_ceiling, lambda load: 1),
     "latency": Group(bench_latency.latency, lambda load: 12),
     "mixed": Group(bench_latency.mixed, lambda load: 1),
+    "workflow": Group(bench_workflow.workflow, lambda load: 6),
     "idle": Group(bench_idle.idle, lambda load: 4),
 }
 

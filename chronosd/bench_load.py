@@ -21,6 +21,8 @@ class Load:
     delayed: int
     mixed: int
     """Rounds of fast tasks beside slow ones."""
+    workflows: int
+    """Chains, and groups."""
     idle_s: float
     combinations: tuple[tuple[str, int, int], ...]
     """(``async`` or ``sync``, concurrency, workers)."""
@@ -41,6 +43,7 @@ FULL = Load(
     latency=200,
     delayed=400,
     mixed=10,
+    workflows=50,
     idle_s=5.0,
     combinations=tuple(
         (sort, concurrency, workers)
@@ -59,6 +62,7 @@ QUICK = Load(
     latency=30,
     delayed=60,
     mixed=1,
+    workflows=3,
     idle_s=1.0,
     combinations=(("async", 64, 1), ("async", 1, 1), ("sync", 64, 1)),
 )

@@ -7,7 +7,7 @@ import click
 from chronosd.cli.options import json_option
 
 # spelled out: the help must not import what the measurements need
-_GROUPS = ("enqueue", "throughput", "ceiling", "latency", "mixed", "idle")
+_GROUPS = ("enqueue", "throughput", "ceiling", "latency", "mixed", "workflow", "idle")
 
 
 @click.command(short_help="Measure it on this machine: tasks/s, latency, cost, and the server's ceiling.")
@@ -36,6 +36,7 @@ def bench(quick: bool, repeat: int, only: tuple[str, ...], as_json: bool) -> int
     latency      from enqueue to the handler's start on an idle daemon, for each of three queues; how late
                  tasks start that wait for their time
     mixed        how long fast tasks wait beside slow ones
+    workflow     a chain of 10 links and a group of 100 members, of tasks that do nothing
     idle         what a daemon with nothing to do costs; a worker's private memory
 
     The ceiling is what the server alone can do: the same scripts as a worker's cycle, encoded beforehand,

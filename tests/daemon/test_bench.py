@@ -37,6 +37,7 @@ def test_a_quick_bench_tells_every_figure_and_leaves_nothing_behind() -> None:
     assert said["persistence"] == "aof"
     results = said["results"]
     spreads = [f"latency/{queue}" for queue in ("critical", "default", "low")] + ["delayed"]
+    spreads += ["workflow/chain-10", "workflow/group-100"]
     names = [f"{sort}/c{c}/w{w}" for sort, c, w in QUICK.combinations]
     throughput = [f"throughput/{name}" for name in names]
     assert set(results) == {
