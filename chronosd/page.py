@@ -101,5 +101,5 @@ def web_problem(config: Config) -> str | None:
     missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
     if not missing:
         return None
-    names = ", ".join(missing)
-    return f"{config.where('http')}: http: {names} not installed; get them with pip install 'chronosd[web]'"
+    names = " and ".join(missing)
+    return f"{config.where('http')}: http: needs {names}: pip install 'chronosd[web]'"

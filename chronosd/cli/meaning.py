@@ -45,7 +45,12 @@ def describe(config: Config, handlers: dict[str, Any]) -> list[tuple[str, str]]:
         *_followed(config),
         ("deleting", _deleting(config)),
         *([("schedules", _SCHEDULES)] if config.schedules else []),
+        *([("http", _http(config.http.listen))] if config.http is not None else []),
     ]
+
+
+def _http(listen: str) -> str:
+    return f"health, metrics and a dashboard at http://{listen}/, for whoever reaches it, without a password"
 
 
 _SCHEDULES = (

@@ -203,19 +203,12 @@ class Starter:
             self.active += 1  # until it has ended, which is now
             self.finished(run, CANCELLED)
 
-    def cancel(self, run: Run) -> None:
-        """Somebody has cancelled the task: its handler is cancelled, or not entered."""
-        if run in self.executor.running:
-            self.executor.cancel(run, Cancelled.REQUEST)
-        elif run in self._held.buffer:
-            self._held.buffer.remove(run)
-            self.active += 1  # until it has ended, which is now
-            self.finished(run, CANCELLED)
-
     def lose(self, run: Run) -> None:
         """A run is somebody else's: it is cancelled or not started, and its result dropped."""
         self._held.board.cells[Cell.LEASES_LOST] += 1
         _log.warning("lease lost", **_facts(run))
+        if run.counter:  # ended already, and not told
+            self._held.tally.count(self._held.tally.lost(run.counter))
         if run in self.executor.running:
             self.executor.cancel(run, Cancelled.LOST)
             return

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib.util
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
+from chronosd.config.load import parse
 from chronosd.metrics import BUCKETS, FAMILIES, PROCESSED, End
-from chronosd.page import Page
+from chronosd.page import Page, web_problem
 from chronosd.web.app import build, not_ready
 from chronosd.web.rates import Rates
 
@@ -227,6 +230,24 @@ def test_rates_are_of_the_last_minute() -> None:
     assert row.per_s == pytest.approx((1500 - 10 * 138) / 60)
     assert row.totals == {end.label: 1500 if end is End.SUCCEEDED else 0 for end in End}
     assert Rates().rows() == []
+
+
+# -- without it -----------------------------------------------------------------------------------------
+
+
+def test_without_the_extra_one_line_says_where_it_is_asked_for_and_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "queues: [default]\nhandlers: {job: 'app:job'}\nhttp: {listen: '127.0.0.1:9980'}\n"
+    config = parse(text, source="chronos.yaml", base=Path("/"), env={})
+    assert web_problem(config) is None
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
+    assert web_problem(config) == ("chronos.yaml:3:1: http: needs uvicorn: pip install 'chronosd[web]'")
+    off = parse(
+        text.replace("{listen: '127.0.0.1:9980'}", "null"), source="chronos.yaml", base=Path("/"), env={}
+    )
+    assert web_problem(off) is None
 
 
 # -- the page -------------------------------------------------------------------------------------------
