@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from chronosd.broker.cancel import Cancellation, cancel_anywhere
+from chronosd.broker.cancel import Cancellation
+from chronosd.broker.cancelling import cancel_anywhere
 from chronosd.broker.commands import Command
 from chronosd.broker.enqueue import register_queues
 from chronosd.broker.runner import SyncRunner

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from chronosd.broker.cancel import Cancellation, cancel_anywhere
+from chronosd.broker.cancel import Cancellation
+from chronosd.broker.cancelling import cancel_anywhere
 from chronosd.broker.commands import Steps
 from chronosd.broker.runner import AsyncRunner
 from chronosd.client_settings import ClientSettings, settings, settings_of_file

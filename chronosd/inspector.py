@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from chronosd.broker import consumers, inspect, pause
-from chronosd.broker.cancel import Cancellation, cancel_anywhere
+from chronosd.broker.cancel import Cancellation
+from chronosd.broker.cancelling import cancel_anywhere
 from chronosd.broker.consumers import Consumer, QueueDetails, name_entries
 from chronosd.broker.enqueue import Holder
 from chronosd.broker.finding import Expected, Finding

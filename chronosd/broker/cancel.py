@@ -5,10 +5,11 @@ task again honours it in its own script: a retry, a hand-back, the settlement of
 So it holds also where the worker, its supervisor or its host dies before it could act. A second place, the
 queue's ``cancelled`` set, is how a supervisor learns of marks without looking at every task.
 
-What becomes of a cancelled task: one that waited is deleted, for nothing of it has happened; one that ran
-has perhaps done half its work, so it is archived with the error ``cancelled`` (deleted if it asked for no
-dead letter), and can be run again by an operator. A run that ends well before it could be stopped has
-succeeded.
+:mod:`~chronosd.broker.cancelling` puts it together.
+
+What becomes of a cancelled task: one that waited is deleted, for nothing of it has happened; one that ran has
+perhaps done half its work, so it is archived with the error ``cancelled`` (deleted if it asked for no dead
+letter), and can be run again by an operator. A run that ends well before it could be stopped has succeeded.
 """
 
 from __future__ import annotations
@@ -18,22 +19,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from chronosd.broker.commands import BATCH, Command, Steps, call, plain, script, text
-from chronosd.broker.inspect import is_name, queue_names
-from chronosd.broker.keys import GROUP, Namespace, QueueKeys
-from chronosd.errors import BrokerError, TaskNotFound
+from chronosd.broker.commands import BATCH, Command, call, script, text
+from chronosd.broker.keys import GROUP, QueueKeys
 
 CANCELLED = "cancelled"
 """The error of a task that was cancelled while it ran."""
-
-_DEPTH = 1000
 
 
 class Cancellation(Enum):
     """What a cancellation found, and did."""
 
     REMOVED = "removed"
-    """It waited; it is deleted and its lock released."""
+    """It waited; it is deleted, its lock released, and the group that it was a member of has ended."""
     MARKED = "marked"
     """It runs; its worker is told within about a second, and it will not run again."""
     FOREIGN = "foreign"
@@ -42,6 +39,8 @@ class Cancellation(Enum):
     """It has succeeded or failed for good; nothing was changed."""
     ABSENT = "absent"
     """There is no such task."""
+    RESTLESS = "restless"
+    """It changed whenever it was to be deleted; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,49 +55,19 @@ class Mark:
     task_id: str
 
 
-def cancel(queue: QueueKeys, task_id: str, *, force: bool = False) -> Command[Cancellation]:
-    """Cancels one task. A repeat does no harm; one with ``force`` adds it to an earlier mark."""
-    keys = (queue.stream, queue.scheduled, queue.retry, queue.task(task_id), queue.cancelled)
-    args: list[Any] = [GROUP, task_id, "1" if force else "0", queue.task_prefix, _DEPTH]
-    return call(script("cancel"), keys, args, lambda word: Cancellation(text(word)))
+def mark(queue: QueueKeys, task_id: str, *, force: bool = False) -> Command[Cancellation | None]:
+    """Marks the run of one task, if it runs. None if it waits: then nothing was changed.
 
-
-def cancel_anywhere(
-    namespace: Namespace, task_id: str, queue: QueueKeys | None = None, *, force: bool = False
-) -> Steps[tuple[str, Cancellation]]:
-    """Cancels a task; without ``queue`` it is looked for in all of them. Returns its queue and what was done.
-
-    Raises TaskNotFound, also if several queues have a task of that id; BrokerError.
+    A repeat does no harm; one with ``force`` adds it to an earlier mark.
     """
-    if queue is None:
-        queue = yield from holder(namespace, task_id)
-    (done,) = yield [cancel(queue, task_id, force=force)]
-    if isinstance(done, BrokerError):
-        raise done
-    if done is Cancellation.ABSENT:
-        raise TaskNotFound(f"no task {task_id!r} in queue {queue.name!r}")
-    return queue.name, done
+    keys = (queue.stream, queue.task(task_id), queue.cancelled)
+    args: list[Any] = [GROUP, task_id, "1" if force else "0"]
 
+    def parse(reply: Any) -> Cancellation | None:
+        word = text(reply)
+        return None if word == "waiting" else Cancellation(word)
 
-def holder(namespace: Namespace, task_id: str) -> Steps[QueueKeys]:
-    """The queue that has a task of that id. Raises TaskNotFound if there is none, or more than one."""
-    names = yield from queue_names(namespace)
-    queues = [namespace.queue(name) for name in names if is_name(namespace, name)]
-    found: list[QueueKeys] = []
-    for start in range(0, len(queues), BATCH):
-        part = queues[start : start + BATCH]
-        replies = yield [plain("EXISTS", queue.task(task_id)) for queue in part]
-        for queue, reply in zip(part, replies, strict=True):
-            if isinstance(reply, BrokerError):
-                raise reply
-            if reply:
-                found.append(queue)
-    if not found:
-        raise TaskNotFound(f"no task {task_id!r} in any queue of namespace {namespace.prefix!r}")
-    if len(found) > 1:
-        names_ = ", ".join(repr(queue.name) for queue in found)
-        raise TaskNotFound(f"task {task_id!r} is in several queues, say which: {names_}")
-    return found[0]
+    return call(script("cancel"), keys, args, parse)
 
 
 def cancelled(queue: QueueKeys) -> Command[list[Mark]]:

@@ -15,6 +15,7 @@ _SAID = {
     "marked": "cancelling: it is running; its worker is told within a second",
     "foreign": "it is running on a chronos-go server, which cannot be told",
     "ended": "it has ended already",
+    "restless": "it does not keep still: try again",
 }
 
 

@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 
 from chronosd.broker import consume, settle
-from chronosd.broker.cancel import Cancellation, Mark, cancel, cancelled
+from chronosd.broker.cancel import Cancellation, Mark, cancelled
+from chronosd.broker.cancelling import cancel_task
 from chronosd.broker.consume import Again, Done
 from chronosd.broker.fates import Death, Fate, Policy
 from chronosd.broker.recover import recover
 from chronosd.states import State
 from tests.support.bench import Bench
+from tests.support.flow import Flow, group_of
 
 POLICY = Policy(3, lambda kind, retried: 60.0)
 DEATH = Death("worker killed by signal 9", "c1")
 
 
 def cancels(bench: Bench, task_id: str = "a", *, force: bool = False) -> Cancellation:
-    return bench.run(cancel(bench.queue, task_id, force=force))
+    return bench.runner.drive(cancel_task(bench.namespace, bench.queue, task_id, force=force))
 
 
 def lock(bench: Bench, task_id: str = "a") -> str:
@@ -209,3 +211,30 @@ def test_a_cancelled_task_is_not_lost_where_the_dead_letters_are_no_set(bench: B
     bench.redis.set(bench.queue.archived, "x")
     is_handed_back(bench, run)
     assert [again.task_id for again in bench.fetch()] == ["a"]
+
+
+def test_a_member_that_waits_takes_its_group_with_it(flow: Flow) -> None:
+    """Its callback would wait for it until the set expires, and nobody would be told."""
+    group_id = flow.group(group_of(2))
+    queue = flow.queue("default")
+    first = f"{group_id}:m0"
+    assert flow.runner.drive(cancel_task(flow.namespace, queue, first)) is Cancellation.REMOVED
+    assert flow.state(first) is None
+    assert flow.state(f"{group_id}:cb", "cbq") is State.ARCHIVED
+    callback = flow.message(f"{group_id}:cb", "cbq")
+    assert callback is not None
+    assert callback.last_err == f"group member {first} was cancelled"
+
+
+def test_a_member_that_runs_parks_its_group_until_it_is_run_again(flow: Flow) -> None:
+    group_id = flow.group(group_of(2))
+    queue = flow.queue("default")
+    first, second = flow.fetch(count=2)
+    assert flow.runner.drive(cancel_task(flow.namespace, queue, first.task_id)) is Cancellation.MARKED
+    flow.run(consume.release(queue, [(first.entry, first.task_id)]))
+    flow.succeed(second, b"2")
+    assert flow.state(first.task_id) is State.ARCHIVED
+    assert flow.state(f"{group_id}:cb", "cbq") is None
+    flow.revive(first.task_id)
+    flow.finish(first.task_id, b"1")
+    assert flow.state(f"{group_id}:cb", "cbq") is State.PENDING

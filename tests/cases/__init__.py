@@ -1,7 +1,7 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
 A case that the other tests already try is not tried again here. Where each case of the groups A, B, C, D,
-E, F, G, H, I, J, M, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+E, F, G, H, I, J, M, N, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
     1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
@@ -162,6 +162,15 @@ M. Memory, leaks
     142  c test_group_m
     144  d test_recycle_workers: four_that_leak_to_the_limit_together_are_recycled_one_by_one;
          d test_scale_workers: a_worker_is_a_better_victim_of_the_oom_killer_than_its_supervisor
+
+N. Command line, inspection
+    145  c test_group_n (a million by CHRONOSD_TEST_MANY=1000000)
+    147  c test_group_n; b test_inspect: what_cannot_be_decoded_is_shown_as_such_among_its_neighbours
+    148  c test_group_n; b test_consumers: consumers_are_shown_with_what_they_have_and_how_long_they_are_silent;
+         b test_examination: what_the_dead_hold_is_told_before_it_counts_as_stuck
+    150  c test_group_n; d test_doctor: a_daemon_that_cannot_answer_or_has_lost_its_workers_is_no_sound_one,
+         the_five_troubles_of_the_night_are_named_with_what_to_do;
+         b test_examination: a_user_who_may_only_ping_is_told_what_is_missing
 
 P. Sync handlers and blocking the loop
     156  d test_overruns

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chronosd.cli.commands import COMMANDS
+from chronosd.cli.commands import COMMANDS, SECTIONS
 from chronosd.cli.main import main
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -196,3 +196,45 @@ def test_a_fault_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.Monk
     monkeypatch.setattr("chronosd.paths.find_config", fault)
     with pytest.raises(ZeroDivisionError):
         main(["queue", "ls"])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_has_its_completion_and_asks_with_the_variable_that_is_heard(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    out = capsys.readouterr().out
+    assert f"_CHRONOSD_COMPLETE={shell}_complete" in out
+
+
+def test_a_shell_is_told_commands_options_and_states(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def completed(words: str) -> list[str]:
+        monkeypatch.setenv("_CHRONOSD_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", f"chronosd {words}")
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ") + 1))
+        assert main() == 0
+        return capsys.readouterr().out.split()
+
+    assert completed("do") == ["plain,doctor"]
+    assert {"plain,ls", "plain,show", "plain,cancel"} <= set(completed("task "))
+    assert completed("task ls default arch") == ["plain,archived"]
+    assert "plain,--deep" in completed("doctor --")
+
+
+def test_the_help_teaches_the_commands_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for title, commands in SECTIONS.items():
+        _, _, section = out.partition(f"\n{title}:\n")
+        for name in commands:
+            assert f"  {name} " in section.partition("\n\n")[0]
+
+
+@pytest.mark.parametrize("interval", ["0", "10ms", "2h", "soon"])
+def test_an_interval_of_top_that_makes_no_sense_is_refused(
+    interval: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--interval", interval, "--redis", NOBODY]) == 2
+    assert "--interval" in error_line(capsys)
