@@ -20,7 +20,7 @@ from chronosd.worker.pick import Picker
 from chronosd.worker.run import Run
 from chronosd.worker.starter import Starter
 
-YIELD_S = 1.0
+YIELD_S = 3.0
 """How often a worker leaves a place in a queue at its limit to whoever comes first: to another host, too."""
 
 
