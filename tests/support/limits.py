@@ -19,9 +19,3 @@ def most_at_once(ledgers: Iterable[Ledger]) -> int:
 
 def _when(entry: Entry) -> tuple[int, bool]:
     return entry.at_ns, entry.what == "start"
-
-
-def starts_within(ledgers: Iterable[Ledger], seconds: float) -> int:
-    """How many runs started within that time of the first."""
-    at = sorted(entry.at_ns for ledger in ledgers for entry in ledger.entries("start"))
-    return sum(1 for one in at if one - at[0] <= seconds * 1e9)
