@@ -99,6 +99,29 @@ def end_group(
     return [GroupEnds(members, results, slot, size, queue.archived, place, head, tail, after)]
 
 
+def in_words(message: Message) -> list[tuple[str, str]]:
+    """What a task is part of, for people: pairs of ``chain`` or ``group`` and its place there."""
+    workflow, said = message.workflow, []
+    to_come = [_step_in_words(link) for link in workflow.get("chain", ())]
+    if workflow.get("chain_id"):
+        then = f", then {', '.join(to_come[:5])}" + (", ..." if len(to_come) > 5 else "") if to_come else ""
+        said.append(("chain", f"step {workflow.get('chain_index', 0)} of {workflow['chain_id']}{then}"))
+    if workflow.get("group_id"):
+        number, size = workflow.get("group_index", 0), workflow.get("group_size", 0)
+        callback = _step_in_words(workflow.get("group_callback") or {})
+        queue = workflow.get("group_queue", "")
+        said.append(
+            ("group", f"member {number} of {size} of {workflow['group_id']}, then {callback} in {queue}")
+        )
+    return said
+
+
+def _step_in_words(link: Mapping[str, Any]) -> str:
+    kind = link.get("kind", "?")
+    members = len(link.get("group") or ())
+    return f"a group of {members} and {kind}" if members else kind
+
+
 def without_chain(message: Message) -> dict[str, Any]:
     """The workflow fields of a task that is kept after its success: what followed is on its way."""
     return {name: value for name, value in message.workflow.items() if name != "chain"}

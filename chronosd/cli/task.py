@@ -179,6 +179,8 @@ def _details(found: TaskDetails) -> dict[str, Any]:
 
 
 def _lines(found: TaskDetails) -> list[tuple[str, object]]:
+    from chronosd.broker.workflow import in_words  # by now it is loaded; other commands do without
+
     message = found.message
     lines: list[tuple[str, object]] = [
         ("id", found.id),
@@ -195,6 +197,7 @@ def _lines(found: TaskDetails) -> list[tuple[str, object]]:
             ("kept after success", span(message.retention) if message.retention else None),
             ("completed", instant(message.completed_at)),
             ("result", json_text(found.result) if message.result else None),
+            *in_words(message),
         ]
     lines += [
         ("problem", found.problem),

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from chronosd import Chain, Group, InvalidTask, Kind, PayloadTooLarge, SkipRetry, Task
 from chronosd.broker.keys import Namespace
 from chronosd.broker.message import Message, decode
-from chronosd.broker.workflow import end_group, follow_ups, is_member_id, waiting
+from chronosd.broker.workflow import end_group, follow_ups, in_words, is_member_id, waiting
 from chronosd.earlier import Earlier
 from chronosd.errors import MessageError
 from chronosd.submission import Drafter
@@ -261,6 +261,16 @@ def test_members_are_known_by_their_ids(task_id: str, may_be: bool) -> None:
     assert is_member_id(task_id) is may_be
     assert not is_member_id(task_id + "x")
     assert not is_member_id(task_id + "\n")
+
+
+def test_a_task_is_described_by_its_place_in_chain_and_group() -> None:
+    first = message(chain=[LINK, {**LINK, "group": [LINK, LINK]}] + [LINK] * 5, chain_id="c")
+    assert in_words(first) == [("chain", "step 0 of c, then k, a group of 2 and k, k, k, k, ...")]
+    last = message(chain_id="g:m1", chain_index=2, group_id="g", group_size=3, group_index=1, group_queue="q")
+    last.workflow["group_callback"] = LINK
+    assert in_words(last) == [("chain", "step 2 of g:m1"), ("group", "member 1 of 3 of g, then k in q")]
+    assert in_words(message(group_id="g")) == [("group", "member 0 of 0 of g, then ? in ")]
+    assert in_words(message()) == []
 
 
 # -- what a handler finds ---------------------------------------------------------------------------------
