@@ -62,7 +62,7 @@ class Picker:
         if self._strict:
             return asks + self._heaviest(stocked, free)
         shares = self._weighted(stocked, free)
-        if any(queue in self._offered for queue, _ in shares):
+        if self._offered:
             shares = self._within_offers(shares, stocked)
         return asks + shares
 
