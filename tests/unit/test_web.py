@@ -244,9 +244,8 @@ def test_without_the_extra_one_line_says_where_it_is_asked_for_and_how_to_get_it
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     assert web_problem(config) == ("chronos.yaml:3:1: http: needs uvicorn: pip install 'chronosd[web]'")
-    off = parse(
-        text.replace("{listen: '127.0.0.1:9980'}", "null"), source="chronos.yaml", base=Path("/"), env={}
-    )
+    without = text.replace("{listen: '127.0.0.1:9980'}", "null")
+    off = parse(without, source="chronos.yaml", base=Path("/"), env={})
     assert web_problem(off) is None
 
 
