@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from chronosd.broker import consume, enqueue, operate, settle, sweep
+from chronosd.broker.cancel import Cancellation
+from chronosd.broker.cancelling import cancel_task
 from chronosd.broker.consume import Again, Dead, Done, Fetched, Kept
 from chronosd.broker.enqueue import Holder
 from chronosd.broker.keys import GROUP
@@ -192,6 +194,18 @@ class OnePlace(RuleBasedStateMachine):
         if word == "moved":
             assert before.places(task_id)[0] in SET_STATES
             assert self.bench.look().places(task_id) == [State.PENDING]
+        else:
+            assert self.bench.look() == before
+
+    @rule(task_id=IDS, force=st.booleans())
+    def somebody_cancels(self, task_id: str, force: bool) -> None:
+        before = self.bench.look()
+        done = self.runner.drive(cancel_task(self.bench.namespace, self.queue, task_id, force=force))
+        if done is Cancellation.REMOVED:
+            assert before.hashes[task_id]["state"] not in ("2", "3", "5")
+            self.alive.remove(task_id)
+        elif done is Cancellation.MARKED:
+            assert before.hashes[task_id]["state"] == "2"
         else:
             assert self.bench.look() == before
 
