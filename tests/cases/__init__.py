@@ -219,9 +219,9 @@ Weak spots of chronos-go, by their numbers
     18   b test_sweep: ids_without_a_message_leave_the_set_and_no_zombie_stays;
          b test_fetch: a_hash_that_has_a_state_and_no_message_is_removed_with_its_entry
     19   d test_delayed: a_hundred_thousand_tasks_due_at_once_drain_and_sigterm_is_heard_meanwhile
-    21   c test_weak_spots
     20   c test_kept;
          u test_supervisor_passes: between_its_sweeps_a_janitor_looks_and_deletes_only_full_batches
+    21   c test_weak_spots
     22   c test_weak_spots; d test_supervisor_recovery: a_dead_workers_consumer_is_deleted_...;
          b test_schedule: an_edit_makes_it_another_schedule_and_the_one_before_fires_no_more,
          what_was_taken_out_of_the_file_while_no_daemon_ran_is_forgotten_at_the_start

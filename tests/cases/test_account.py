@@ -24,3 +24,8 @@ def test_every_test_that_the_account_names_exists() -> None:
             assert f"def test_{name}" in source.read_text(), f"{name} is not in {source}"
             named += 1
     assert named > 25
+
+
+def test_every_weak_spot_has_its_entry_in_its_place() -> None:
+    _, _, lines = (cases.__doc__ or "").partition("\nWeak spots of chronos-go, by their numbers\n")
+    assert [int(number) for number in re.findall(r"^ {4}(\d+) ", lines, re.MULTILINE)] == [*range(1, 30)]
