@@ -151,7 +151,7 @@ class Inspector:
 
     def paused_queues(self) -> tuple[str, ...]:
         """The names of all paused queues, sorted; there may be some that no queue has."""
-        return self._runner.run(pause.paused(self._namespace))
+        return self._runner.drive(inspect.paused_names(self._namespace))
 
     def schedules(self, config: Config | None = None) -> tuple[ScheduleInfo, ...]:
         """Every schedule that a daemon or a Go service has registered, by name, with its next five times.

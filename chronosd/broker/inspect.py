@@ -28,6 +28,7 @@ __all__ = [
     "TaskPage",
     "find_task",
     "list_tasks",
+    "paused_names",
     "queue_names",
     "queue_stats",
     "server_info",
@@ -68,10 +69,19 @@ class TaskPage:
 
 def queue_names(namespace: Namespace) -> Steps[tuple[str, ...]]:
     """Every queue name that was ever enqueued to, sorted; read in pages. Raises BrokerError."""
+    return (yield from _names(namespace.queues))
+
+
+def paused_names(namespace: Namespace) -> Steps[tuple[str, ...]]:
+    """The names of all paused queues, sorted; some may be no queue's. Read in pages. Raises BrokerError."""
+    return (yield from _names(namespace.paused))
+
+
+def _names(key: str) -> Steps[tuple[str, ...]]:
     names: set[str] = set()
     cursor = "0"
     while True:
-        (reply,) = yield [plain("SSCAN", namespace.queues, cursor, "COUNT", BATCH)]
+        (reply,) = yield [plain("SSCAN", key, cursor, "COUNT", BATCH)]
         if isinstance(reply, BrokerError):
             raise reply
         cursor = text(reply[0])

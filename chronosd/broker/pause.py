@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chronosd.broker.commands import Command, plain, text
+from chronosd.broker.commands import Command, plain
 from chronosd.broker.keys import Namespace
 
 
@@ -16,11 +16,6 @@ def paused_of(namespace: Namespace, queues: Sequence[str]) -> Command[frozenset[
             name for name, is_paused in zip(queues, reply, strict=True) if is_paused
         ),
     )
-
-
-def paused(namespace: Namespace) -> Command[tuple[str, ...]]:
-    """All names in the set, sorted."""
-    return plain("SMEMBERS", namespace.paused, parse=lambda names: tuple(sorted(map(text, names))))
 
 
 def pause(namespace: Namespace, queue: str) -> Command[bool]:

@@ -1,7 +1,7 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
 A case that the other tests already try is not tried again here. Where each case of the groups A, B, C, D,
-E, F, G, H, I, J, M, N, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+E, F, G, H, I, J, M, N, O, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
     1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
@@ -171,6 +171,10 @@ N. Command line, inspection
     150  c test_group_n; d test_doctor: a_daemon_that_cannot_answer_or_has_lost_its_workers_is_no_sound_one,
          the_five_troubles_of_the_night_are_named_with_what_to_do;
          b test_examination: a_user_who_may_only_ping_is_told_what_is_missing
+
+O. Client and enqueueing, as far as it is about queues
+    154  c test_group_o; d test_weights: weights_hold_within_a_tenth_while_every_queue_has_work,
+         strict_priority_drains_the_heavier_queue_first; u test_pick
 
 P. Sync handlers and blocking the loop
     156  d test_overruns
