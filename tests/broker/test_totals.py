@@ -1,0 +1,158 @@
+"""What the supervisor counts in the place of the dead: each end once, whoever got to tell it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from chronosd.board import Board, Cell
+from chronosd.broker import consume
+from chronosd.broker.consume import Again, Dead, Done, Fetched
+from chronosd.broker.settle import Policy
+from chronosd.metrics import LATENCY, LEASES_LOST, OTHER, PROCESSED, RECOVERED, RECOVERY_LATENCY, End
+from chronosd.supervisor.process import Exit
+from chronosd.supervisor.recovery import Recovery
+from chronosd.supervisor.steps import Step
+from chronosd.supervisor.totals import Totals
+from chronosd.supervisor.verdict import judge
+from chronosd.tally import Tally, cells_needed
+from tests.support.bench import Bench
+
+KIND = "mail:send"
+
+
+class DeadWorker:
+    """A worker's board, and the supervisor that settles it."""
+
+    def __init__(self, bench: Bench, path: Path) -> None:
+        self.bench = bench
+        self.board = Board.create(path, 16, consumer="w", queues=["q"], tally_cells=cells_needed(1))
+        self.tally = Tally(self.board, [KIND])
+        self.runs: list[Fetched] = []
+        self.totals = Totals(lambda: {KIND})
+        self.now = time.monotonic()
+        self.recovery = Recovery(
+            bench.namespace, 30.0, Policy(3, lambda kind, retried: 1.0), lambda: self.now, self.totals
+        )
+        self.step = Step(self.recovery, now=self.now)
+
+    def hold(self, count: int) -> None:
+        self.bench.group()
+        self.bench.add(*(f"t{i}" for i in range(count)))
+        self.runs = self.bench.fetch("w", count)
+        for slot, run in enumerate(self.runs):
+            self.board.claim(slot, run.entry, 0, time.monotonic_ns())
+            self.board.start(slot, time.monotonic_ns(), 0)
+
+    def end(self, slot: int, how: End) -> None:
+        """The handler has ended; Redis does not know yet."""
+        counter = self.tally.counter(0, KIND, how)
+        if how is End.SUCCEEDED:
+            self.board.succeed(slot, counter)
+        else:
+            self.board.finish(slot, counter)
+
+    def die(self) -> None:
+        """By SIGKILL; the supervisor settles it until nothing is left to do."""
+        self.totals.fold(self.board)
+        verdict = judge(self.board.read(), Exit(None, 9), None, now_ns=time.monotonic_ns())
+        self.recovery.add(consumer="w", queues=["q"], verdict=verdict, board=self.board)
+        while self.recovery.open:
+            self.step.advance(self.bench.runner, self.now)
+            self.now += 1.0
+
+    def counted(self) -> dict[str, int]:
+        found = {}
+        for (name, labels), value in self.totals.values([]).counters.items():
+            if name == PROCESSED and value:
+                queue, kind, outcome = labels
+                assert (queue, kind) == ("q", KIND)
+                found[outcome] = value
+        return found
+
+
+@pytest.fixture
+def dead(bench: Bench, tmp_path: Path) -> DeadWorker:
+    return DeadWorker(bench, tmp_path / "board")
+
+
+def test_what_it_had_ended_and_redis_had_taken_is_counted_for_it(dead: DeadWorker) -> None:
+    """It died between the execution of its last cycle and the reply."""
+    dead.hold(3)
+    for slot, how in enumerate((End.SUCCEEDED, End.RETRIED, End.ARCHIVED)):
+        dead.end(slot, how)
+    one, two, three = dead.runs
+    queue, run = dead.bench.queue, dead.bench.run
+    run(consume.complete(queue, [Done(one.entry, one.task_id)]))
+    run(consume.retry(queue, [Again(two.entry, two.task_id, dead.bench.stored("t1"), 5.0)]))
+    run(consume.archive(queue, [Dead(three.entry, three.task_id, dead.bench.stored("t2"))]))
+    dead.die()
+    assert dead.counted() == {"succeeded": 1, "retried": 1, "archived": 1}
+
+
+def test_what_redis_had_not_taken_counts_as_what_becomes_of_it(dead: DeadWorker) -> None:
+    """A success is acknowledged and counts, a running one has crashed, and what runs again for nothing that
+    anybody is to blame for does not count: it will, when it has ended."""
+    dead.hold(4)
+    dead.end(0, End.SUCCEEDED)
+    dead.end(1, End.RETRIED)
+    dead.end(2, End.POSTPONED)
+    dead.die()
+    assert dead.counted() == {"succeeded": 1, "crashed": 1}
+    values = dead.totals.values([])
+    assert values.counters[RECOVERED, ("q", "worker")] == 4
+    assert sum(values.histograms[RECOVERY_LATENCY, ("worker",)].buckets) == 1
+
+
+def test_what_it_had_counted_itself_is_counted_once(dead: DeadWorker) -> None:
+    dead.hold(2)
+    dead.end(0, End.SUCCEEDED)
+    one = dead.runs[0]
+    dead.bench.run(consume.complete(dead.bench.queue, [Done(one.entry, one.task_id)]))
+    dead.tally.count(dead.tally.counter(0, KIND, End.SUCCEEDED))  # the reply has come
+    dead.board.free(0)
+    dead.die()
+    assert dead.counted() == {"succeeded": 1, "crashed": 1}
+
+
+def test_the_total_is_the_living_and_the_dead(tmp_path: Path) -> None:
+    boards = [
+        Board.create(tmp_path / f"{i}", 2, consumer="w", queues=["q"], tally_cells=cells_needed(1))
+        for i in range(3)
+    ]
+    totals = Totals()
+    for board in boards:
+        one = Tally(board, [KIND])
+        for _ in range(5):
+            one.count(one.counter(0, KIND, End.SUCCEEDED))
+        board.cells[Cell.LEASES_LOST] += 2
+    seen = []
+    while boards:
+        values = totals.values(boards)
+        seen.append((values.counters[PROCESSED, ("q", KIND, "succeeded")], values.counters[LEASES_LOST, ()]))
+        totals.fold(boards.pop())
+    assert seen == [(15, 6)] * 3
+    assert totals.values([]).counters[PROCESSED, ("q", KIND, "succeeded")] == 15
+
+
+def test_kinds_are_bounded_over_all_reloads(tmp_path: Path) -> None:
+    totals = Totals()
+    for n in range(20):
+        kinds = [f"kind:{n}:{i}" for i in range(150)]
+        board = Board.create(tmp_path / f"{n}", 1, consumer="w", queues=["q"], tally_cells=cells_needed(1))
+        one = Tally(board, kinds)
+        for kind in kinds:
+            one.count(one.counter(0, kind, End.SUCCEEDED))
+        totals.fold(board)
+        board.close()
+    ended = {
+        labels[1]: value
+        for (name, labels), value in totals.values([]).counters.items()
+        if name == PROCESSED and labels[2] == "succeeded"
+    }
+    assert sum(ended.values()) == 3000
+    assert len(ended) == 2001
+    assert ended[OTHER] == 1000
+    assert (LATENCY, ("q",)) not in totals.values([]).histograms
