@@ -31,6 +31,7 @@ from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.fates import MAX_RETURNS, Death, Ended, Fate, Policy, Row, Settled
 from chronosd.broker.keys import GROUP, Field, QueueKeys
 from chronosd.broker.message import Message, decode
+from chronosd.broker.workflow import is_followed
 from chronosd.errors import BrokerError, MessageError
 from chronosd.trace import stored
 
@@ -229,7 +230,7 @@ def _decide(
         _archived(row.task_id, summary)
         _note(queue, row, None, "archived", summary)
         return
-    if fate is Fate.ACKNOWLEDGE and message.workflow:
+    if fate is Fate.ACKNOWLEDGE and is_followed(message):
         # Only what leaves nothing to do is acknowledged; what follows this one nobody has enqueued.
         moves.returned.append((row.entry, row.task_id))
         summary.returned += 1

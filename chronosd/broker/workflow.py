@@ -48,6 +48,11 @@ def follow_ups(namespace: Namespace, message: Message, result: bytes | None) -> 
     return []
 
 
+def is_followed(message: Message) -> bool:
+    """Whether anything follows its success."""
+    return bool(message.workflow.get("chain") or message.workflow.get("group_id"))
+
+
 def waiting(namespace: Namespace, message: Message) -> list[Follow]:
     """What follows the dead-lettering of a task: its group, if it has one, waits for it for longer."""
     workflow = message.workflow

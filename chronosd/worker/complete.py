@@ -12,6 +12,7 @@ from chronosd.broker.cancel import CANCELLED
 from chronosd.broker.commands import BATCH, Command
 from chronosd.broker.consume import Again, Dead, Done, Kept
 from chronosd.broker.dead_letter import DeadLetters
+from chronosd.broker.follow import Follow
 from chronosd.broker.keys import DEFAULT_NAMESPACE, Field, Namespace, QueueKeys
 from chronosd.broker.message import Message
 from chronosd.broker.workflow import follow_ups, without_chain
@@ -47,13 +48,15 @@ def conclude(
         return Done(entry, message.id, message.unique_key)  # what most runs come to, before any matching
     match outcome:
         case Succeeded(result):
-            if message.retention <= 0 and not message.workflow:
+            follow: Sequence[Follow] = ()
+            if message.workflow:
+                try:
+                    follow = follow_ups(Namespace(namespace), message, result)
+                except (MessageError, InvalidTask) as error:
+                    return _bury(entry, message, f"what follows it cannot be enqueued: {error}")
+            if message.retention <= 0 and not follow:
                 return Done(entry, message.id, message.unique_key)
-            try:
-                follow = follow_ups(Namespace(namespace), message, result) if message.workflow else ()
-            except (MessageError, InvalidTask) as error:
-                return _bury(entry, message, f"what follows it cannot be enqueued: {error}")
-            workflow = without_chain(message)
+            workflow = without_chain(message) if message.workflow else message.workflow
             now = int(time.time())
             kept = replace(message, completed_at=now, result=result, last_err="", workflow=workflow)
             return Kept(entry, kept, follow)

@@ -10,6 +10,7 @@ import pytest
 from chronosd import Chain, Group
 from chronosd.broker import consume
 from chronosd.broker.consume import Fetched
+from chronosd.broker.settle import Death, Fate, Policy, settle
 from chronosd.states import State
 from tests.support.flow import Flow, chain_of, group_of
 
@@ -124,6 +125,22 @@ def test_a_task_deleted_while_it_ran_tells_its_group_and_nothing_else(flow: Flow
     assert flow.message(f"{chain_id}:1") is None
 
 
+def test_a_settlement_acknowledges_only_what_nothing_follows(flow: Flow) -> None:
+    """The board of a dead worker says that both had succeeded; of one nobody has told its group."""
+    group_id = flow.group(group_of(1))
+    flow.chain(chain_of(1))
+    followed, last = flow.fetch(count=2)
+    fates = {("default", run.entry.decode()): Fate.ACKNOWLEDGE for run in (followed, last)}
+    queues = {"default": flow.queue("default")}
+    policy = Policy(3, lambda kind, retried: 1.0)
+    steps = settle(queues, "c1", fates, Fate.RETURN, Death("killed", "c1"), policy)
+    settled = flow.runner.drive(steps)
+    assert (settled.acknowledged, settled.returned) == (1, 1)
+    assert flow.state(last.task_id) is None
+    flow.finish(followed.task_id, b"1")
+    assert flow.state(f"{group_id}:cb", "cbq") is State.PENDING
+
+
 # -- what cannot be followed ------------------------------------------------------------------------------
 
 
@@ -138,7 +155,7 @@ def spoil_task(flow: Flow, begun: str) -> str:
 def test_a_link_whose_successor_cannot_be_enqueued_is_parked_and_goes_on_when_it_can(flow: Flow) -> None:
     for spoil in (spoil_stream, spoil_task):
         chain_id = flow.chain(Chain().then("step", {}).then("step", {}, queue="next"))
-        flow.chain(chain_of(1))
+        flow.chain(Chain().then("step", {}, retention=60))
         run, neighbour = flow.fetch(count=2)
         key = spoil(flow, chain_id)
         flow.redis.set(key, "x")
@@ -149,7 +166,7 @@ def test_a_link_whose_successor_cannot_be_enqueued_is_parked_and_goes_on_when_it
         assert task_id == run.task_id
         assert "WRONGTYPE" in why
         assert key in why
-        assert flow.state(neighbour.task_id) is None
+        assert flow.state(neighbour.task_id) is State.COMPLETED
         assert flow.state(task_id) is State.ARCHIVED
         assert key.encode() in flow.redis.hget(flow.queue("default").task(task_id), "error")
         assert flow.redis.get(key) == b"x"

@@ -9,7 +9,7 @@ import redis as redis_py
 
 from chronosd.broker import consume
 from chronosd.broker.commands import Command
-from chronosd.broker.consume import Dead, Fetched, Kept
+from chronosd.broker.consume import Dead, Done, Fetched, Kept
 from chronosd.broker.keys import Namespace, QueueKeys
 from chronosd.broker.message import Message, decode
 from chronosd.broker.runner import SyncRunner
@@ -17,7 +17,7 @@ from chronosd.broker.sweep import forward
 from chronosd.client import Client
 from chronosd.outcome import Succeeded
 from chronosd.states import State
-from chronosd.worker.complete import conclude
+from chronosd.worker.complete import Move, conclude
 from chronosd.workflows import Chain, Group
 
 T = TypeVar("T")
@@ -72,16 +72,24 @@ class Flow:
         assert run.task_id == task_id
         return run
 
-    def kept(self, run: Fetched, result: bytes | None = None) -> Kept:
+    def move(self, run: Fetched, result: bytes | None = None) -> Move:
         """What a worker makes of a success."""
         message = decode(run.msg or b"")
-        move = conclude(run.entry, message, Succeeded(result), 1, 1, namespace=self.namespace.prefix)
+        return conclude(run.entry, message, Succeeded(result), 1, 1, namespace=self.namespace.prefix)
+
+    def kept(self, run: Fetched, result: bytes | None = None) -> Kept:
+        """What a worker makes of the success of a task that something follows."""
+        move = self.move(run, result)
         assert isinstance(move, Kept)
         return move
 
     def succeed(self, run: Fetched, result: bytes | None = None, name: str = "default") -> list[bytes]:
         """Ends a run well; returns it if it was lost."""
-        return self.run(consume.retain(self.queue(name), [self.kept(run, result)]))
+        move, queue = self.move(run, result), self.queue(name)
+        if isinstance(move, Kept):
+            return self.run(consume.retain(queue, [move]))
+        assert isinstance(move, Done)
+        return self.run(consume.complete(queue, [move]))
 
     def finish(self, task_id: str, result: bytes | None = None, name: str = "default") -> None:
         """Runs the one ready task of a queue to its good end."""
