@@ -78,7 +78,7 @@ class Task(Generic[T]):
         self.earlier = earlier
         """What `prev_result` and `group_results` look at; None for a task of its own."""
         self.trace = trace
-        """W3C trace context: a ``traceparent``, and after a space its ``tracestate`` if there is one; empty for
+        """W3C trace context: a ``traceparent``, and after a space its ``tracestate`` if it has one; empty for
         none. What the handler enqueues belongs to the same trace (see :mod:`chronosd.trace`)."""
 
     @overload

@@ -1,7 +1,7 @@
 """The cases of ``cases.md``, group by group, and the weak spots of chronos-go.
 
-A case that the other tests already try is not tried again here. Where each case of the groups A, B, C, D,
-E, F, G, H, I, J, M, N, O, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
+A case that the other tests already try is not tried again here. Where each case of the groups A, B, C,
+D, E, F, G, H, I, J, M, N, O, P, Q is held (``b`` tests/broker, ``d`` tests/daemon, ``u`` tests/unit, ``c`` here):
 
 A. Fetch, acknowledgement, pending list
     1    c test_group_a; d test_worker_drain: a_slow_handler_is_never_followed_by_a_hoard
@@ -166,7 +166,8 @@ M. Memory, leaks
 N. Command line, inspection
     145  c test_group_n (a million by CHRONOSD_TEST_MANY=1000000)
     147  c test_group_n; b test_inspect: what_cannot_be_decoded_is_shown_as_such_among_its_neighbours
-    148  c test_group_n; b test_consumers: consumers_are_shown_with_what_they_have_and_how_long_they_are_silent;
+    148  c test_group_n;
+         b test_consumers: consumers_are_shown_with_what_they_have_and_how_long_they_are_silent;
          b test_examination: what_the_dead_hold_is_told_before_it_counts_as_stuck
     150  c test_group_n; d test_doctor: a_daemon_that_cannot_answer_or_has_lost_its_workers_is_no_sound_one,
          the_five_troubles_of_the_night_are_named_with_what_to_do;
