@@ -23,7 +23,7 @@ intervals with fractions of a second (Go drops the fraction when it fires), sign
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from zoneinfo import ZoneInfo, available_timezones
@@ -36,15 +36,9 @@ EXPECTED = "must be five cron fields such as 0 3 * * *"
 _EPOCH = datetime(1970, 1, 1)
 _DAY_S = 86_400
 _MAX_INTERVAL_S = 3650 * _DAY_S
-_DESCRIPTORS = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
+_DESCRIPTORS = dict.fromkeys(("@yearly", "@annually"), "0 0 1 1 *")
+_DESCRIPTORS |= {"@monthly": "0 0 1 * *", "@weekly": "0 0 * * 0"}
+_DESCRIPTORS |= dict.fromkeys(("@daily", "@midnight"), "0 0 * * *") | {"@hourly": "0 * * * *"}
 _MONTHS = dict(jan=1, feb=2, mar=3, apr=4, may=5, jun=6, jul=7, aug=8, sep=9, oct=10, nov=11, dec=12)
 _DAYS = dict(sun=0, mon=1, tue=2, wed=3, thu=4, fri=5, sat=6)
 
@@ -94,6 +88,8 @@ class Cron:
     """Empty if none was given: UTC."""
     expression: str
     """The fields as cronsim takes them: stars and lists of numbers alone."""
+    zone: ZoneInfo | None = field(default=None, compare=False, repr=False)
+    """Held, so that it is read from disk once; None for UTC."""
 
     @property
     def spec(self) -> str:
@@ -107,7 +103,7 @@ class Cron:
 
     def next_after(self, instant: float) -> int:
         """The first trigger after an instant."""
-        zone = None if self.timezone in ("", "UTC") else ZoneInfo(self.timezone)
+        zone = self.zone
         at = math.floor(instant)
         offset = _offset(zone, at)
         since = at
@@ -153,8 +149,7 @@ def parse(spec: str, timezone: str | None = None) -> Rule:
         if timezone is not None:
             raise ValueError("must not name a time zone beside timezone; keep one of the two")
         timezone = words.pop(0).partition("=")[2]
-    if timezone is not None:
-        check_timezone(timezone)
+    zone = None if timezone is None else _zone(timezone)
     if not words:
         raise ValueError(EXPECTED)
     if words[0] == "@every":
@@ -165,7 +160,7 @@ def parse(spec: str, timezone: str | None = None) -> Rule:
         next(CronSim(expression, _EPOCH))
     except (CronSimError, StopIteration):
         raise ValueError(f"{EXPECTED}; no month has that day") from None
-    return Cron(fields, timezone or "", expression)
+    return Cron(fields, timezone or "", expression, None if timezone == "UTC" else zone)
 
 
 def rule_of(spec: str | None, interval_s: float | None, timezone: str | None) -> Rule:
@@ -184,13 +179,16 @@ def every(seconds: float) -> Every:
 
 def check_timezone(name: str) -> str:
     """Returns ``name`` if the system's time zone database has it. Raises ValueError."""
+    return _zone(name).key
+
+
+def _zone(name: str) -> ZoneInfo:
     try:
-        ZoneInfo(name)
+        return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         near = get_close_matches(name, available_timezones(), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"must be the name of a time zone such as Europe/Berlin{hint}") from None
-    return name
 
 
 def upcoming(rule: Rule, last: int | None, now: float, count: int = 5) -> list[int]:

@@ -63,9 +63,10 @@ def _printable(text: str, what: str, most: int) -> str:
 
 def _queue(value: Any) -> str:
     text = _printable(_text(value), "a queue name", 200)
-    # the name stands in braces in every key: it is the hash tag that keeps a queue in one cluster slot
-    if set("{}") & set(text) or any(c.isspace() for c in text):
-        raise ValueError("a queue name must not contain braces or white space")
+    # The name stands in braces in every key: it is the hash tag that keeps a queue in one cluster slot. What
+    # patterns are made of would find other queues' keys.
+    if set("{}*?[]") & set(text) or any(c.isspace() for c in text):
+        raise ValueError("a queue name must not contain braces, *?[] or white space")
     return text
 
 
@@ -210,7 +211,9 @@ ModuleName = Annotated[
     str, BeforeValidator(_module), WithJsonSchema({"type": "string", "pattern": r"^[^\s:.]+(\.[^\s:.]+)*$"})
 ]
 QueueName = Annotated[
-    str, BeforeValidator(_queue), WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"^[^\s{}]+$"})
+    str,
+    BeforeValidator(_queue),
+    WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"^[^\s{}*?\[\]]+$"}),
 ]
 KindName = Annotated[str, BeforeValidator(_kind), WithJsonSchema({"type": "string", "minLength": 1})]
 Namespace = Annotated[

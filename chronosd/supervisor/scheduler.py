@@ -36,6 +36,7 @@ _FORGOTTEN_AFTER_S = 30 * 86_400
 """A schedule that no daemon has had for so long is forgotten, wherever it came from."""
 _AGAIN_S = 1.0
 """How long what went wrong with one schedule rests while the others go on."""
+_FAULT_S = 60.0
 _SOONEST_S = 0.001
 _ATTENDED_AT_ONCE = 100
 _FIRED_AT_ONCE = 50
@@ -225,16 +226,23 @@ class Scheduler:
     def _fire(self, now: float) -> Iterator[_Ask]:
         due = [watch for watch in self._watches.values() if self._due_at(watch) <= now]
         for watch in sorted(due, key=self._due_at)[:_FIRED_AT_ONCE]:
-            assert watch.mark is not None
-            assert self._ahead is not None
-            what = plan(watch.schedule, watch.mark, now + self._ahead, watch.since)
-            known = watch.mark
-            if what.passed is not None:
-                command = broker.fire(self._namespace, watch.schedule, what.passed, known, passing=True)
-                yield command, partial(self._take_fired, watch, what.passed)
-            for trigger in what.fire:
-                command = broker.fire(self._namespace, watch.schedule, trigger, known)
-                yield command, partial(self._take_fired, watch, trigger)
+            try:
+                yield from list(self._fire_one(watch, now))
+            except Exception:  # one that nobody had thought of must not stop the others
+                log.exception("schedule failed", schedule=watch.schedule.name)
+                watch.rests_until = now + _FAULT_S
+
+    def _fire_one(self, watch: Watch, now: float) -> Iterator[_Ask]:
+        assert watch.mark is not None
+        assert self._ahead is not None
+        what = plan(watch.schedule, watch.mark, now + self._ahead, watch.since)
+        known = watch.mark
+        if what.passed is not None:
+            command = broker.fire(self._namespace, watch.schedule, what.passed, known, passing=True)
+            yield command, partial(self._take_fired, watch, what.passed)
+        for trigger in what.fire:
+            command = broker.fire(self._namespace, watch.schedule, trigger, known)
+            yield command, partial(self._take_fired, watch, trigger)
 
     def _take_fired(self, watch: Watch, trigger: int, reply: Fired | BrokerError) -> None:
         name = watch.schedule.name

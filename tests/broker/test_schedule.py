@@ -552,6 +552,19 @@ def test_a_hundred_schedules_due_at_once_are_a_few_round_trips(bench: Bench) -> 
     assert batches <= 5
 
 
+def test_a_fault_with_one_schedule_stops_no_other(bench: Bench) -> None:
+    """As a loader that lets a queue pass that can be none."""
+    bad, good = make(queue="a*"), make()
+    for one in (bad, good):
+        bench.redis.set(keys(bench, one).last, server_now(bench) - 2)
+    mine = scheduler(bench, bad, good)
+    once(bench, mine)
+    done = once(bench, mine)
+    assert done.counts["fired"] >= 1
+    assert (done.next_in_s or 0) > 0.01, "and it rests meanwhile"
+    assert fired(bench)
+
+
 def test_without_schedules_nothing_is_asked_after_the_start(bench: Bench) -> None:
     idle = scheduler(bench)
     once(bench, idle)
