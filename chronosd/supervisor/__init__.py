@@ -41,6 +41,7 @@ obeyed and the watchdog fed whatever Redis does.
     recoverer.py     takes over what other hosts' dead left
     strays.py        hands back what a live worker has and will not start
     janitor.py       bounds what is archived and completed
+    scheduler.py     fires schedules; misfire.py decides what becomes of times that are noticed late
     announcer.py     tells other daemons of this one
     keeper.py        the embedded server
     burst.py         whether anything is left to do
