@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chronosd.durations import parse_duration
 from chronosd.errors import ConfigError
 from chronosd.submission import DEFAULT_MAX_PAYLOAD, DEFAULT_TIMEOUT_S, Drafter
+
+if TYPE_CHECKING:
+    from chronosd.config.schema import DeadLetterConfig
 
 URL_VARIABLE = "CHRONOSD_REDIS_URL"
 
@@ -23,6 +27,7 @@ class ClientSettings:
     password: str | None
     timeout_s: float
     drafter: Drafter
+    on_dead_letter: DeadLetterConfig | None = None
 
 
 def settings(
@@ -69,7 +74,7 @@ def settings_of_file(path: str | Path, timeout: str | float | timedelta) -> Clie
     from chronosd.config.load import load  # pulls in yaml, which a producer with a URL does not need
 
     config = load(path)
-    return settings(
+    given = settings(
         config.redis.url,
         password=config.redis.password(),
         namespace=config.namespace,
@@ -77,3 +82,4 @@ def settings_of_file(path: str | Path, timeout: str | float | timedelta) -> Clie
         max_payload=config.max_payload,
         base=config.base,
     )
+    return replace(given, on_dead_letter=config.on_dead_letter)

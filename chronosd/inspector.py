@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ from chronosd.broker import consumers, inspect, pause
 from chronosd.broker.cancel import Cancellation
 from chronosd.broker.cancelling import cancel_anywhere
 from chronosd.broker.consumers import Consumer, QueueDetails, name_entries
+from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.enqueue import Holder
 from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
@@ -20,8 +21,9 @@ from chronosd.broker.operate import WAITING, delete_task, run_task
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.schedule import schedules_of
 from chronosd.broker.timetable import ScheduleInfo, timetable
+from chronosd.broker.workflow import nothing_more
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
-from chronosd.config.schema import Config
+from chronosd.config.schema import Config, DeadLetterConfig
 from chronosd.errors import DuplicateTask, TaskActive, TaskNotFound
 from chronosd.examination import Examination, examine, possible
 from chronosd.moves import Matching, Moves, Page, purge, run_all
@@ -66,6 +68,8 @@ class Inspector:
         namespace: the prefix of all keys; the same as the daemon's.
         password: used where the URL has none.
         timeout: the most that one round trip may take, connecting included.
+        on_dead_letter: what follows where a deletion ends a group, whose callback is then a dead letter; as
+            in the configuration.
 
     Every method raises BrokerUnavailable or BrokerRefused where the server cannot be asked.
 
@@ -80,8 +84,10 @@ class Inspector:
         namespace: str = "chronos",
         password: str | None = None,
         timeout: str | float | timedelta = DEFAULT_TIMEOUT_S,
+        on_dead_letter: DeadLetterConfig | None = None,
     ) -> None:
-        self._use(settings(url, namespace=namespace, password=password, timeout=timeout))
+        given = settings(url, namespace=namespace, password=password, timeout=timeout)
+        self._use(replace(given, on_dead_letter=on_dead_letter))
 
     @classmethod
     def from_config(cls, path: str | Path, *, timeout: str | float | timedelta = DEFAULT_TIMEOUT_S) -> Self:
@@ -92,6 +98,8 @@ class Inspector:
 
     def _use(self, given: ClientSettings) -> None:
         self._namespace = given.drafter.namespace
+        letters = DeadLetters.following_in(self._namespace, given.on_dead_letter)
+        self._then = nothing_more if letters is None else letters.following
         self._runner = SyncRunner(
             given.url, given.password, timeout_s=given.timeout_s, client_name="chronosd-inspector"
         )
@@ -286,7 +294,7 @@ class Inspector:
         _check_id(task_id)
         queue = self.find_task(task_id).queue if queue is None else queue
         keys = self._namespace.queue(queue)
-        word = self._runner.drive(delete_task(self._namespace, keys, task_id, force=force))
+        word = self._runner.drive(delete_task(self._namespace, keys, task_id, force=force, then=self._then))
         if word == "absent":
             raise TaskNotFound(f"no task {task_id!r} in queue {queue!r}")
         if word == "active":
@@ -310,7 +318,8 @@ class Inspector:
         chosen = [_state(state) for state in states]
         if State.ACTIVE in chosen:
             raise ValueError("states: active tasks cannot be purged; cancel them, or stop the workers")
-        return purge(self._runner, self._namespace, self._namespace.queue(queue), chosen, on_page=on_page)
+        keys = self._namespace.queue(queue)
+        return purge(self._runner, self._namespace, keys, chosen, then=self._then, on_page=on_page)
 
     def examine(self, *, deep: bool = False, expected: Expected | None = None) -> Examination:
         """Looks for what is wrong with the server and the queues, and how to mend it.

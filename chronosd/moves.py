@@ -11,6 +11,7 @@ from chronosd.broker.inspect import server_time
 from chronosd.broker.keys import Namespace, QueueKeys
 from chronosd.broker.operate import WAITING, Page, purge_page, run_page
 from chronosd.broker.runner import SyncRunner
+from chronosd.broker.workflow import Afterwards
 from chronosd.states import State
 
 __all__ = ["WAITING", "Matching", "Moves", "Page", "purge", "run_all"]
@@ -91,16 +92,23 @@ def purge(
     queue: QueueKeys,
     states: Iterable[State],
     *,
+    then: Afterwards,
     on_page: Callable[[Page], None],
 ) -> Moves:
-    """Deletes the tasks of a queue that are in the given states. Raises BrokerError."""
+    """Deletes the tasks of a queue that are in the given states.
+
+    Args:
+        then: what follows where a group ends with one of its members.
+
+    Raises BrokerError.
+    """
     until = runner.run(server_time())
     done, counts = Moves(), {}
     for state in states:
         counts[state.label] = 0
         after = ""
         while True:
-            page = runner.drive(purge_page(namespace, queue, state, after, until=until))
+            page = runner.drive(purge_page(namespace, queue, state, after, until=until, then=then))
             done.seen += page.seen
             done.moved += len(page.moved)
             counts[state.label] += len(page.moved)

@@ -2,11 +2,12 @@
 
 Its arguments say what died::
 
-    {"id": ..., "kind": ..., "queue": ..., "error": ..., "retried": ..., "crashes": ..., "died_at": unix seconds}
+    {"id": ..., "kind": ..., "queue": ..., "error": ..., "retried": ..., "crashes": ...,
+     "died_at": unix seconds}
 
-``kind`` is empty where the message could not be read. A task that was enqueued with ``discard`` leaves no dead
-letter, and the dead letter of such a task itself is followed by nothing: it would follow itself for ever. Nor
-is that of a task that somebody has cancelled: they know.
+``kind`` is empty where the message could not be read. A task that was enqueued with ``discard`` leaves no
+dead letter, and the dead letter of such a task itself is followed by nothing: it would follow itself for
+ever. Nor is that of a task that somebody has cancelled: they know.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from chronosd.broker.follow import NextTask, Place
 from chronosd.broker.keys import Field, Namespace, QueueKeys
 from chronosd.broker.message import Message, encode_new
 from chronosd.broker.payload import encode_args
-from chronosd.config.schema import Config
+from chronosd.config.schema import Config, DeadLetterConfig
 from chronosd.states import State
 
 MAX_RETRY = 25
@@ -40,11 +41,12 @@ class DeadLetters:
     @classmethod
     def of(cls, config: Config) -> DeadLetters | None:
         """As the configuration says; None if nothing follows."""
-        given = config.on_dead_letter
-        if given is None:
-            return None
-        namespace = Namespace(config.namespace)
-        return cls(namespace, given.kind, namespace.queue(given.queue))
+        return cls.following_in(Namespace(config.namespace), config.on_dead_letter)
+
+    @classmethod
+    def following_in(cls, namespace: Namespace, given: DeadLetterConfig | None) -> DeadLetters | None:
+        """In a namespace, as ``on_dead_letter`` says; None if nothing follows."""
+        return None if given is None else cls(namespace, given.kind, namespace.queue(given.queue))
 
     def followed(self, dead: Dead, queue: QueueKeys) -> Dead:
         """The same end, and the task that follows it."""

@@ -18,7 +18,7 @@ from chronosd.broker.facts import ListedTask, described, number, seconds
 from chronosd.broker.follow import Follow, follow_words
 from chronosd.broker.keys import GROUP, Namespace, QueueKeys
 from chronosd.broker.message import Message, decode, encode
-from chronosd.broker.workflow import end_group
+from chronosd.broker.workflow import Afterwards, end_group, nothing_more
 from chronosd.errors import BrokerError, MessageError
 from chronosd.states import FINAL_SETS, WAITING_SETS, State
 
@@ -113,16 +113,25 @@ def _to_run(task_id: str, raw: bytes, state: State | None) -> ToRun:
     return ToRun(task_id, sha, encode(fresh, State.PENDING))
 
 
-def delete_task(namespace: Namespace, queue: QueueKeys, task_id: str, *, force: bool = False) -> Steps[str]:
+def delete_task(
+    namespace: Namespace,
+    queue: QueueKeys,
+    task_id: str,
+    *,
+    force: bool = False,
+    then: Afterwards = nothing_more,
+) -> Steps[str]:
     """Deletes a task and its lock: ``deleted``, ``active`` (it runs, and was not forced) or ``absent``.
 
-    A group that it was a member of ends. Raises BrokerError.
+    A group that it was a member of ends, its callback is dead-lettered, and `then` says what follows that.
+
+    Raises BrokerError.
     """
     (stored,) = yield [plain("HMGET", queue.task(task_id), "msg", "state")]
     if isinstance(stored, BrokerError):
         raise stored
     raw, state = stored
-    follow = _follow(namespace, raw, STATES.get(text(state)))
+    follow = _follow(namespace, raw, STATES.get(text(state)), then)
     (words,) = yield [delete_tasks(queue, [ToDelete(task_id, follow=follow)], force=force)]
     if isinstance(words, BrokerError):
         raise words
@@ -139,7 +148,7 @@ def delete_tasks(queue: QueueKeys, tasks: Iterable[ToDelete], *, force: bool = F
     return call(script("delete"), (queue.stream, *queue.sets), args, lambda reply: [text(w) for w in reply])
 
 
-def _follow(namespace: Namespace, raw: bytes | None, state: State | None) -> list[Follow]:
+def _follow(namespace: Namespace, raw: bytes | None, state: State | None, then: Afterwards) -> list[Follow]:
     """A member that has not succeeded takes its group with it."""
     if raw is None or state is State.COMPLETED or b'"group_id"' not in raw:
         return []
@@ -147,7 +156,7 @@ def _follow(namespace: Namespace, raw: bytes | None, state: State | None) -> lis
         message: Message = decode(raw)
     except MessageError:
         return []
-    return end_group(namespace, message, f"group member {message.id} {_GONE}")
+    return end_group(namespace, message, f"group member {message.id} {_GONE}", then)
 
 
 # -- pages ------------------------------------------------------------------------------------------------
@@ -228,9 +237,15 @@ def _run(queue: QueueKeys, rows: Sequence[_Row]) -> Steps[list[str | Holder]]:
 
 
 def purge_page(
-    namespace: Namespace, queue: QueueKeys, state: State, after: str, *, until: float
+    namespace: Namespace,
+    queue: QueueKeys,
+    state: State,
+    after: str,
+    *,
+    until: float,
+    then: Afterwards = nothing_more,
 ) -> Steps[Page]:
-    """Deletes a page of the tasks in one state; `after` as for :func:`run_page`.
+    """Deletes a page of the tasks in one state; `after` as for `run_page`, `then` as for `delete_task`.
 
     Args:
         until: unix seconds by the server's clock: ready tasks that came later are left alone.
@@ -259,7 +274,7 @@ def purge_page(
     if not rows:
         return page
     doomed = [
-        ToDelete(row.task.id, row.task.entry, state, _follow(namespace, row.raw, state)) for row in rows
+        ToDelete(row.task.id, row.task.entry, state, _follow(namespace, row.raw, state, then)) for row in rows
     ]
     (words,) = yield [delete_tasks(queue, doomed)]
     if isinstance(words, BrokerError):

@@ -72,7 +72,8 @@ class Server:
         """What looks at queues and tasks."""
         from chronosd.inspector import Inspector
 
-        return Inspector(self.url, namespace=self.namespace, password=self.password)
+        follow = self.config.on_dead_letter if self.config is not None else None
+        return Inspector(self.url, namespace=self.namespace, password=self.password, on_dead_letter=follow)
 
 
 def find_server(config_file: str | None, redis_url: str | None, namespace: str | None) -> Server:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from chronosd import Client, Group, Inspector
 from chronosd.broker import consume, settle
 from chronosd.broker.consume import Dead
 from chronosd.broker.dead_letter import DeadLetters
@@ -16,6 +17,7 @@ from chronosd.broker.keys import GROUP
 from chronosd.broker.message import Message, decode
 from chronosd.broker.recover import recover
 from chronosd.broker.settle import Death, Fate, Policy
+from chronosd.config.schema import DeadLetterConfig
 from chronosd.states import State
 from tests.support.bench import Bench
 
@@ -162,3 +164,23 @@ def test_what_a_lost_host_left_is_followed_by_its_recovery(
         bench.redis.xclaim(bench.queue.stream, GROUP, owner, 0, [entry], idle=60_000, justid=True)
     bench.runner.drive(recover(bench.queue, "rec", 30, "0-0", {}, policy(letters)))
     check_told(alerts)
+
+
+@pytest.mark.parametrize("way", ["delete", "purge"])
+def test_the_callback_of_a_group_that_an_operator_ended_is_followed_too(
+    bench: Bench, alerts: Bench, bench_url: str, way: str
+) -> None:
+    namespace = bench.namespace.prefix
+    group = Group().add("k", {"n": 1}, queue="q").add("k", {"n": 2}, queue="q")
+    with Client(bench_url, namespace=namespace) as client:
+        made = client.enqueue_group(group.on_complete("k", queue="q"))
+    follow = DeadLetterConfig(kind="alert:dead", queue="alerts")
+    with Inspector(bench_url, namespace=namespace, on_dead_letter=follow) as inspector:
+        if way == "delete":
+            inspector.delete_task(bench.look().waiting[0], "q")
+        else:
+            inspector.purge("q")
+    (args,) = told(alerts)
+    assert args["id"] == f"{made.id}:cb"
+    assert "deleted by an operator" in args["error"]
+    assert bench.look().places(f"{made.id}:cb") == [State.ARCHIVED]
