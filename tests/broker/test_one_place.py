@@ -20,6 +20,7 @@ from chronosd.broker.cancel import Cancellation
 from chronosd.broker.cancelling import cancel_task
 from chronosd.broker.consume import Again, Dead, Done, Fetched, Kept
 from chronosd.broker.enqueue import Holder
+from chronosd.broker.limit import Limit, fetch_limited
 from chronosd.broker.keys import GROUP
 from chronosd.broker.message import decode
 from chronosd.broker.recover import recover as take_over
@@ -95,6 +96,14 @@ class OnePlace(RuleBasedStateMachine):
         found = self.bench.deliver(consumer, count)
         assert found.gone == []
         self.runs += found.tasks
+
+    @rule(consumer=CONSUMERS, count=st.integers(1, 3), most=st.integers(1, 3))
+    def fetch_limited(self, consumer: str, count: int, most: int) -> None:
+        found = self.bench.run(fetch_limited(self.queue, consumer, count, [], Limit(most)))
+        assert found.gone == []
+        self.runs += found.tasks
+        assert len(found.tasks) <= count
+        assert not found.tasks or len(self.bench.look().owned) <= most
 
     @rule(consumer=CONSUMERS, taken=st.booleans())
     def block(self, consumer: str, taken: bool) -> None:
