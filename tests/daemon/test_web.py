@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +50,13 @@ def test_health_metrics_and_dashboard_of_a_daemon_at_work(daemon: Make, client: 
     assert total(series, "chronos_redis_up") == 1
     assert total(series, "chronos_workers", state="ready") == 1
     assert total(series, "chronos_worker_rss_bytes", worker="0") > 1 << 20
+    status, text = get(where, "/metrics")
+    tool = shutil.which("promtool")  # .ci/run gets it; tests/unit/test_web.py has the client library's parser
+    if tool is not None:
+        linted = subprocess.run(
+            [tool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        )
+        assert (linted.returncode, linted.stdout) == (0, ""), linted.stdout + linted.stderr
     status, text = get(where, "/")
     assert status == 200
     assert "nobody:has:this" not in text  # a kind that nobody handles is no label
