@@ -17,7 +17,8 @@ from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.enqueue import Holder
 from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
-from chronosd.broker.operate import WAITING, delete_task, run_task
+from chronosd.broker.operate import delete_task, run_task
+from chronosd.broker.pages import WAITING
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.schedule import schedules_of
 from chronosd.broker.timetable import ScheduleInfo, timetable

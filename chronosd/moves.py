@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from chronosd.broker.facts import ListedTask
 from chronosd.broker.inspect import server_time
 from chronosd.broker.keys import Namespace, QueueKeys
-from chronosd.broker.operate import WAITING, Page, purge_page, run_page
+from chronosd.broker.pages import WAITING, Page, purge_page, run_page
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.workflow import Afterwards
 from chronosd.states import State

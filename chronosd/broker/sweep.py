@@ -10,7 +10,6 @@ from chronosd.broker.commands import BATCH, Command, call, plain, script, text
 from chronosd.broker.keys import GROUP, QueueKeys
 from chronosd.states import State
 
-
 LOCK_INTERVALS: Final = 6
 """A running task's unique lock lives at least this many heartbeats on; at the defaults, as long as Go's."""
 
