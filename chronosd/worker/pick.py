@@ -18,6 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+MOST_ASKED = 8
+"""How many queues that have work are asked at a time: an ask costs the server as much as two tasks do."""
+
 PROBE_S = 0.002
 """How soon an empty queue is asked again while others have work, per queue there is: the cost is bounded."""
 
@@ -109,6 +112,8 @@ class Picker:
         return list(within.items())
 
     def _weighted(self, stocked: Sequence[int], free: int) -> list[tuple[int, int]]:
+        if len(stocked) > MOST_ASKED:
+            return self._richest(stocked, free)
         credit, weights = self._credit, self._weights
         total = sum([weights[q] for q in stocked])
         counts = {}
@@ -130,6 +135,25 @@ class Picker:
                 counts[queue] -= 1
                 credit[queue] += total
                 left += 1
+        return [(queue, count) for queue, count in counts.items() if count]
+
+    def _richest(self, stocked: Sequence[int], free: int) -> list[tuple[int, int]]:
+        """Of many queues the richest few, each for its part of what those own. The others get richer."""
+        credit, weights = self._credit, self._weights
+        total = sum([weights[q] for q in stocked])
+        for queue in stocked:
+            credit[queue] += free * weights[queue]
+        few = sorted(stocked, key=lambda q: -credit[q])[:MOST_ASKED]
+        # all may be in debt, where what others owned was forfeited
+        owned = {queue: credit[queue] for queue in few if credit[queue] > 0} or {few[0]: 1}
+        wealth, left, counts = sum(owned.values()), free, {}
+        for queue, own in owned.items():
+            counts[queue] = count = free * own // wealth
+            left -= count
+        for queue in list(owned)[:left]:  # fractions: to the richest first
+            counts[queue] += 1
+        for queue, count in counts.items():
+            credit[queue] -= count * total
         return [(queue, count) for queue, count in counts.items() if count]
 
     def report(self, queue: int, asked: int, got: int) -> None:

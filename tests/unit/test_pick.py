@@ -274,3 +274,31 @@ def test_a_queue_that_is_left_out_does_not_keep_the_worker_from_blocking_on_the_
     picker.report(2, 1, 0)
     assert not picker.all_empty_but(())
     assert picker.all_empty_but({0})
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 20), min_size=9, max_size=40),
+    st.lists(st.integers(1, 200), min_size=1, max_size=5),
+)
+def test_of_many_queues_few_are_asked_at_a_time_and_each_gets_its_share(
+    weights: list[int], frees: list[int]
+) -> None:
+    """Fifty queues were asked for one or two tasks each: the server did little but begin scripts."""
+    shop = Shop(weights, [FULL] * len(weights))
+    for turn in range(400):
+        before = sum(shop.asks.values())
+        free = frees[turn % len(frees)]
+        assert shop.cycle(free) == free
+        assert sum(shop.asks.values()) - before <= 8
+    total, given_out = sum(weights), sum(shop.served.values())
+    for queue, weight in enumerate(weights):
+        due = given_out * weight / total
+        # as far as it can lag: what the others are given at once, while it waits for its turn
+        assert abs(shop.served[queue] - due) <= 2 * max(frees) * (1 + len(weights) / 8), (queue, due)
+
+
+def test_queues_that_are_all_in_debt_are_served_all_the_same() -> None:
+    shop = Shop([1] * 12, [FULL] * 12)
+    shop.picker._credit = [-(10**6)] * 12
+    assert shop.cycle(5) == 5
