@@ -20,8 +20,8 @@ from chronosd.broker.cancel import Cancellation
 from chronosd.broker.cancelling import cancel_task
 from chronosd.broker.consume import Again, Dead, Done, Fetched, Kept
 from chronosd.broker.enqueue import Holder
-from chronosd.broker.limit import Limit, fetch_limited
 from chronosd.broker.keys import GROUP
+from chronosd.broker.limit import Limit, fetch_limited
 from chronosd.broker.message import decode
 from chronosd.broker.recover import recover as take_over
 from chronosd.broker.runner import SyncRunner
