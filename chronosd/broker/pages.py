@@ -1,7 +1,7 @@
 """What an operator does to many tasks, page by page: run the dead letters again, purge a queue.
 
-Nothing here asks for all keys or a whole set: a page has at most 500 tasks and 4 MB and takes two round trips,
-so that a server with millions of tasks serves everybody else meanwhile.
+Nothing here asks for all keys or a whole set: a page has at most 500 tasks and 4 MB and takes two round
+trips, so that a server with millions of tasks serves everybody else meanwhile.
 """
 
 from __future__ import annotations
