@@ -39,7 +39,6 @@ _FIRST_NS = _BOUNDS_NS[0]
 _LONGEST_NS = 30 * 86400 * 10**9
 """Longer waits (entries added by hand, with an id of 1970) count as this one."""
 _SERVER_CLOCK = int(Cell.SERVER_CLOCK)
-_LOST = int(End.LOST)
 
 Pair = tuple[str, str]
 """Queue and kind."""
@@ -110,10 +109,10 @@ class Tally:
         """Redis has the end of a task."""
         self._cells[counter] += 1
 
-    def lost(self, counter: int) -> int:
-        """The counter to use instead if the task was somebody else's by then: nothing came of its end."""
+    def instead(self, counter: int, end: int) -> int:
+        """The counter of the same queue and kind for another end."""
         _, rows_at = _places(self._board)
-        return rows_at + (counter - rows_at) // _ROW * _ROW + _COUNTS + _LOST
+        return rows_at + (counter - rows_at) // _ROW * _ROW + _COUNTS + end
 
     def _find(self, queue: int, kind: str) -> int:
         rows, cells = self._rows[queue], self._cells

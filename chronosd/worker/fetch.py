@@ -19,6 +19,7 @@ from chronosd.broker.runner import AsyncRunner
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError, BrokerUnavailable, Trouble
 from chronosd.handlers import Registry
+from chronosd.metrics import End
 from chronosd.tally import Tally
 from chronosd.worker.blocking import BLOCK_S, BlockingRead
 from chronosd.worker.complete import Sending
@@ -29,7 +30,7 @@ from chronosd.worker.held import Held, Key
 from chronosd.worker.intake import Intake
 from chronosd.worker.pace import Pace
 from chronosd.worker.pick import Picker
-from chronosd.worker.starter import Starter
+from chronosd.worker.starter import Starter, facts_of
 from chronosd.worker.trouble import Troubles, pause_s
 
 POLL_S = 0.05
@@ -343,15 +344,25 @@ class Fetcher:
             self._troubles.well(sending.index)
             lost: list[bytes] = result if isinstance(result, list) and not sending.resent else []
             named = [run.message.id for e in lost[:20] if (run := self._held.runs.get((sending.index, e)))]
-            self._held.told(sending, lost)
+            if lost:
+                self._held.recount(((sending.index, entry) for entry in lost), End.LOST)
+            if isinstance(result, Retained) and result.parked:
+                self._park(sending, result)
+            self._held.told(sending)
             if lost:
                 self._board.cells[Cell.LEASES_LOST] += len(lost)
                 _log.warning("leases lost", queue=sending.queue, entries=len(lost), task_ids=named)
-            if isinstance(result, Retained) and result.parked:
-                self._board.cells[Cell.ARCHIVED] += len(result.parked)
-                for task_id, why in result.parked:
-                    why = f"what follows it could not be enqueued: {why}"
-                    _log.error("task archived", task_id=task_id, queue=sending.queue, error=why)
+
+    def _park(self, sending: Sending, retained: Retained) -> None:
+        """Tasks that succeeded and were dead-lettered all the same: what follows them could not be enqueued."""
+        self._board.cells[Cell.ARCHIVED] += len(retained.parked)
+        parked = dict(retained.parked)
+        for entry in sending.entries:
+            run = self._held.runs.get((sending.index, entry))
+            if run is not None and run.message.id in parked:
+                self._held.recount([(sending.index, entry)], End.ARCHIVED)
+                why = f"what follows it could not be enqueued: {parked[run.message.id]}"
+                _log.error("task archived", **facts_of(run), error=why)
 
     def _take_in(self, asks: list[Ask], results: list[Any]) -> None:
         """Receives what a cycle fetched."""

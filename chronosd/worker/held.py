@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from chronosd.board import Board, Cell
 from chronosd.broker.dead_letter import DeadLetters
@@ -103,23 +103,29 @@ class Held:
                 sendings += box.take()
         return sendings
 
-    def told(self, sending: Sending, lost: Collection[bytes] = ()) -> None:
-        """The reply to a command has arrived: its entries are counted, and off the board.
-
-        ``lost`` are those that were somebody else's by then.
-        """
-        pop, index, free, count = self.runs.pop, sending.index, self.free, self.tally.count
+    def told(self, sending: Sending) -> None:
+        """The reply to a command has arrived: its entries are counted, and off the board."""
+        pop, index, free, cells = self.runs.pop, sending.index, self.free, self.board.cells
         for entry in sending.entries:
             run = pop((index, entry), None)
             if run is not None:
                 if run.counter:
-                    count(run.counter if entry not in lost else self.tally.lost(run.counter))
+                    cells[run.counter] += 1
                 free(run.slot)
                 run.slot = -1
             elif self.unrun:
                 counter = self.unrun.pop((index, entry), 0)
                 if counter:
-                    count(counter if entry not in lost else self.tally.lost(counter))
+                    cells[counter] += 1
+
+    def recount(self, keys: Iterable[Key], end: End) -> None:
+        """Something else has become of these than they were to be counted as."""
+        for key in keys:
+            run = self.runs.get(key)
+            if run is not None and run.counter:
+                run.counter = self.tally.instead(run.counter, end)
+            elif key in self.unrun:
+                self.unrun[key] = self.tally.instead(self.unrun[key], end)
 
     def end_unrun(self, key: Key, kind: str, end: End) -> None:
         """An entry ends that never was a run here; counted when Redis has it."""

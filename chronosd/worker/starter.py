@@ -163,20 +163,25 @@ class Starter:
         board = self._held.board
         if isinstance(outcome, Succeeded):
             board.cells[Cell.SUCCEEDED] += 1
-            counter = self._tally(run, _SUCCEEDED, now_ns)
+            tally, slot, kind = self._held.tally, run.slot, run.message.kind
+            counter = tally.ended(run.queue, kind, _SUCCEEDED, slot, run.started_ns, now_ns)
+            run.counter = counter
             if isinstance(move, Done):
-                board.succeed(run.slot, counter)
+                board.succeed(slot, counter)
+            elif isinstance(move, Dead):  # what follows it makes no sense
+                board.cells[Cell.ARCHIVED] += 1
+                run.counter = tally.instead(counter, End.ARCHIVED)
+                board.finish(slot, run.counter)
+                why = "" if move.message is None else move.message.last_err
+                _log.error("task archived", **facts_of(run, now_ns), error=why)
+                return
             else:
-                board.finish(run.slot, counter)
-                if isinstance(move, Dead):  # what follows it makes no sense
-                    board.cells[Cell.ARCHIVED] += 1
-                    why = "" if move.message is None else move.message.last_err
-                    _log.error("task archived", **_facts(run, now_ns), error=why)
+                board.finish(slot, counter)
             if self._is_verbose:
-                _log.debug("task succeeded", **_facts(run, now_ns))
+                _log.debug("task succeeded", **facts_of(run, now_ns))
             return
         board.finish(run.slot, self._tally(run, counted_as(outcome, move), now_ns))
-        facts = {**_facts(run, now_ns), "error": outcome.error}
+        facts = {**facts_of(run, now_ns), "error": outcome.error}
         if isinstance(move, Again):
             board.cells[Cell.RETRIED] += 1
             _log.warning("task failed, will retry", delay_s=round(move.delay_s, 3), **facts)
@@ -206,9 +211,9 @@ class Starter:
     def lose(self, run: Run) -> None:
         """A run is somebody else's: it is cancelled or not started, and its result dropped."""
         self._held.board.cells[Cell.LEASES_LOST] += 1
-        _log.warning("lease lost", **_facts(run))
+        _log.warning("lease lost", **facts_of(run))
         if run.counter:  # ended already, and not told
-            self._held.tally.count(self._held.tally.lost(run.counter))
+            self._held.tally.count(self._held.tally.instead(run.counter, End.LOST))
         if run in self.executor.running:
             self.executor.cancel(run, Cancelled.LOST)
             return
@@ -223,7 +228,8 @@ class Starter:
         self._held.forget(run)
 
 
-def _facts(run: Run, now_ns: int = 0) -> dict[str, Any]:
+def facts_of(run: Run, now_ns: int = 0) -> dict[str, Any]:
+    """What a log line says of a run; with ``now_ns``, how long it took."""
     message = run.message
     facts: dict[str, Any] = {
         "task_id": message.id,

@@ -69,7 +69,7 @@ def test_the_slot_of_an_ended_task_says_where_its_end_will_be_counted(board: Boa
     slot = board.read_slot(2)
     assert slot is not None
     assert tally.end_of(board, slot.counter) == ("email:send", End.RETRIED)
-    assert tally.end_of(board, one.lost(slot.counter)) == ("email:send", End.LOST)
+    assert tally.end_of(board, one.instead(slot.counter, End.LOST)) == ("email:send", End.LOST)
     board.claim(2, b"6-1", 1, 1)
     claimed = board.read_slot(2)
     assert claimed is not None
