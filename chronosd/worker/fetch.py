@@ -354,7 +354,7 @@ class Fetcher:
                 _log.warning("leases lost", queue=sending.queue, entries=len(lost), task_ids=named)
 
     def _park(self, sending: Sending, retained: Retained) -> None:
-        """Tasks that succeeded and were dead-lettered all the same: what follows them could not be enqueued."""
+        """Tasks that succeeded and were dead-lettered all the same: what follows could not be enqueued."""
         self._board.cells[Cell.ARCHIVED] += len(retained.parked)
         parked = dict(retained.parked)
         for entry in sending.entries:
