@@ -14,7 +14,8 @@ from chronosd.broker.workflow import link_of
 from chronosd.errors import PayloadTooLarge
 from chronosd.submission import Draft, Drafter, TaskInfo, new_id
 from chronosd.trace import current as current_trace
-from chronosd.workflows import Chain, ChainInfo, Group, GroupInfo, Step, named
+from chronosd.workflow_step import Step, named
+from chronosd.workflows import Chain, ChainInfo, Group, GroupInfo
 
 MOST_BYTES: Final = 16 << 20
 """The longest a chain may be, all its arguments together: every link carries all that are still to come."""

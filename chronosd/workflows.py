@@ -16,42 +16,20 @@ fails for good stops there, dead-lettered: run again, and successful, it goes on
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Final, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, Self, TypeVar, Unpack, overload
 
-from chronosd.broker.message import Message, decode
+from chronosd.broker.message import Message
 from chronosd.broker.workflow import link_of
-from chronosd.errors import InvalidTask, PayloadTooLarge
+from chronosd.errors import InvalidTask
 from chronosd.kinds import Kind
-from chronosd.states import State
-from chronosd.submission import NO_ARGS, Drafter, TaskInfo
+from chronosd.submission import NO_ARGS, TaskInfo
+from chronosd.workflow_step import Step, StepOptions, check_delay, make_step, named, refuse_discard
 
 T = TypeVar("T")
 
 MOST_MEMBERS: Final = 10_000
 """The largest group: its beginning is one script, and so is its end, with all results in one message."""
-
-GROUP_S: Final = 7 * 24 * 3600
-"""How long a group waits with none of its members succeeding; their delays have to be shorter."""
-
-
-class StepOptions(TypedDict, total=False):
-    """The options of one task of a chain or group; as `EnqueueOptions`, without an id and a lock."""
-
-    queue: str | None
-    max_retry: int | None
-    delay: str | float | timedelta | None
-    """How long it waits once it is its turn; rounded up to whole seconds, except where the chain or group
-    begins with it."""
-    at: datetime | float | None
-    """Only where the chain or group begins with it."""
-    retention: str | float | timedelta | None
-    discard: bool | None
-    """Only for the last task of a chain, and for a group's callback: nothing could go on after another."""
-    unique: Literal[False] | None
-    """False: a `Kind` that is unique by itself is not, here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,41 +49,6 @@ class GroupInfo:
     members: tuple[TaskInfo, ...]
     """In order; of a chain its first link."""
     callback_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One task, checked and encoded."""
-
-    message: Message
-    delay_ms: int
-    at_ms: int | None
-
-    @property
-    def state(self) -> State:
-        is_due = not self.delay_ms and (self.at_ms is None or self.at_ms <= time.time() * 1000)
-        return State.PENDING if is_due else State.SCHEDULED
-
-
-_any_queue = Drafter("chronos", "1GiB")  # the client's own limit is applied when it is enqueued
-
-
-def _step(where: str, kind: Any, args: Any, options: StepOptions) -> Step:
-    given: dict[str, Any] = dict(options)
-    unique = given.pop("unique", None)
-    if unique is None and isinstance(kind, Kind):
-        unique = getattr(kind, "unique", None)
-    try:
-        if given.get("task_id") is not None:
-            raise InvalidTask("task_id: the ids in a chain or group are its own")
-        if unique is not None and unique is not False:
-            raise InvalidTask(
-                "unique: not in a chain or group (a kind that is unique by itself: unique=False)"
-            )
-        draft = _any_queue.draft(kind, args, **given, unique=False)
-    except (InvalidTask, PayloadTooLarge) as error:
-        raise type(error)(f"{where}: {error}") from None
-    return Step(decode(draft.new.msg), draft.new.delay_ms, draft.new.at_ms)
 
 
 class Chain:
@@ -129,7 +72,7 @@ class Chain:
             InvalidTask: something about it cannot be stored, or has no place in a chain.
         """
         where = f"step {len(self.steps)} of the chain"
-        step = _step(where, kind, args, options)
+        step = make_step(where, kind, args, options)
         if self.steps and step.at_ms is not None:
             raise InvalidTask(f"{where}: at: it waits for the step before it; give it a delay")
         self.steps.append(step)
@@ -214,9 +157,9 @@ class Group:
             InvalidTask: something about it cannot be stored, or has no place in a group.
         """
         where = f"member {len(self.members)} of the group"
-        member = _step(where, kind, args, options)
-        _refuse_discard(where, member)
-        _check_delay(where, member.delay_ms, member.at_ms)
+        member = make_step(where, kind, args, options)
+        refuse_discard(where, member)
+        check_delay(where, member.delay_ms, member.at_ms)
         self.members.append(member)
         return self
 
@@ -234,8 +177,8 @@ class Group:
         if len(steps) < len(chain):
             raise InvalidTask(f"{where}: a chain within a group may not hold a group")
         for index, step in enumerate(steps):
-            _refuse_discard(f"{where}, step {index}", step)
-        _check_delay(where, sum(step.delay_ms for step in steps), steps[0].at_ms)
+            refuse_discard(f"{where}, step {index}", step)
+        check_delay(where, sum(step.delay_ms for step in steps), steps[0].at_ms)
         self.members.append(chain)
         return self
 
@@ -251,7 +194,7 @@ class Group:
             InvalidTask: something about it cannot be stored, or has no place here.
         """
         where = "the callback of the group"
-        step = _step(where, kind, args, options)
+        step = make_step(where, kind, args, options)
         if step.at_ms is not None:
             raise InvalidTask(f"{where}: at: it waits for the members; give it a delay")
         if self._callback is not None:
@@ -286,36 +229,6 @@ class Group:
         members = [step for step in self.members if isinstance(step, Step)]
         links = [link_of(step.message, step.delay_ms) for step in members]
         return {**link_of(self.end.message, self.end.delay_ms), "group": links}
-
-
-def named(message: Message, task_id: str, workflow: dict[str, Any]) -> Message:
-    return Message(
-        task_id,
-        message.kind,
-        message.queue,
-        message.payload,
-        max_retry=message.max_retry,
-        no_archive=message.no_archive,
-        retention=message.retention,
-        workflow=workflow,
-    )
-
-
-def _refuse_discard(where: str, step: Step) -> None:
-    if step.message.no_archive:
-        raise InvalidTask(
-            f"{where}: discard: a member that is discarded would leave its group waiting for ever"
-            " (a kind that is discarded by itself: discard=False)"
-        )
-
-
-def _check_delay(where: str, delay_ms: int, at_ms: int | None) -> None:
-    if at_ms is not None:
-        delay_ms += max(at_ms - int(time.time() * 1000), 0)
-    if delay_ms > GROUP_S * 1000:
-        raise InvalidTask(
-            f"{where}: delay: a group waits for 7 days at most (got {delay_ms / 86_400_000:.1f})"
-        )
 
 
 def _shown(step: Step | Group) -> str:
