@@ -113,8 +113,10 @@ def test_e64_what_is_not_to_be_archived_is_not_when_it_crashes(
     wait_until(lambda: queue.ids(State.ARCHIVED) == {kept}, timeout_s=30, what="the one that is kept")
     queue.wait_finished()
     assert queue.bodies() == {kept}
+    # one dies beside the others, which may just have begun, or be about to say how they ended
     starts = one.ledger.starts()
-    assert [starts[task_id] for task_id in (*discarded, kept)] == [1, 3, 2, 3]
+    most = zip((*discarded, kept), (1, 3, 3, 3), strict=True)
+    assert all(starts[task_id] <= count for task_id, count in most), starts
     assert one.stop() == 0
 
 
