@@ -44,6 +44,9 @@ obeyed and the watchdog fed whatever Redis does.
     scheduler.py     fires schedules; misfire.py decides what becomes of times that are noticed late
     announcer.py     tells other daemons of this one
     keeper.py        the embedded server
+    web.py           the web process
+    publisher.py     fills the page that it serves; gauges.py: reads the queues for it
+    totals.py        counters of the dead, and what is counted in their place; told.py: what is logged of it
     burst.py         whether anything is left to do
     report.py        what systemd is told
     notify.py        systemd's notification protocol
