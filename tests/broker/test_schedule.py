@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -291,6 +292,26 @@ def test_the_mark_grows_and_never_shrinks(bench: Bench) -> None:
     assert last(bench, one) == now - 40
     bench.redis.delete(keys(bench, one).last)
     assert look(bench, one, now - 30).seen[0][0] == now - 30, "lost, and not a first sight"
+
+
+def test_a_schedule_that_go_has_too_goes_on_from_where_go_s_leader_was(bench: Bench) -> None:
+    """From a dump of a real chronos-go whose schedule has fired twice."""
+    dump = json.loads((Path(__file__).parents[1] / "data" / "wire" / "schedule_1_fired.json").read_text())
+    one = make("@every 2s", queue="sq", payload=b'{"to":"tick","n":1}')
+    bench.redis.set(keys(bench, one).last, dump[f"chronos:sched:{one.id}:last"]["value"])
+    bench.redis.hset(bench.namespace.schedules, one.id, dump["chronos:schedules"]["fields"][one.id])
+    told = look(bench, one)
+    assert told.seen == ((1796014028, "a"),)
+    assert entry(bench, one)["registered_at"] == 1796014023
+    assert shoot(bench, one, 1796014028).word == "old"
+    assert shoot(bench, one, 1796014030).word == "fired"
+    raw: Any = bench.redis.hget(bench.namespace.queue("sq").task(one.task_id(1796014030)), "msg")
+    theirs = json.loads(dump[f"chronos:{{sq}}:t:{one.id}:1796014028"]["fields"]["msg"])
+    ours = json.loads(raw)
+    # Go's was registered with these options, for which chronos.yaml has no keys
+    assert (theirs.pop("max_retry"), theirs.pop("retention"), ours.pop("max_retry")) == (4, 60, 25)
+    assert ours == theirs | {"id": one.task_id(1796014030)}
+    assert list(ours) == list(theirs)
 
 
 # ---- retire.lua -------------------------------------------------------------------------------------
