@@ -66,10 +66,10 @@ class DeadLetters:
         if kind == self.kind or error == CANCELLED:
             return ()
         args = {
-            "id": task_id,
-            "kind": kind,
+            "id": _writable(task_id),
+            "kind": _writable(kind),
             "queue": queue.name,
-            "error": error,
+            "error": _writable(error),
             "retried": retried,
             "crashes": crashes,
             "died_at": round(time.time(), 3),
@@ -79,3 +79,8 @@ class DeadLetters:
             id_, self.kind, self.queue.name, encode_args(args), MAX_RETRY, False, 0, State.PENDING
         )
         return (NextTask(Place(self.namespace, self.queue, id_), msg),)
+
+
+def _writable(text: str) -> str:
+    """What others have written may be no Unicode; the end of a task must not fail for it."""
+    return text.encode("utf-8", "backslashreplace").decode()

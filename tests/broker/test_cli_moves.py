@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,6 +81,28 @@ def test_without_a_terminal_nothing_is_deleted_unless_told_so(bench: Bench, call
     assert "--yes" in asked.err
     assert "1 pending, 0 scheduled, 0 retry" in call("queue", "purge", "q").err
     assert set(bench.look().hashes) == {"a", "b"}
+
+
+class Terminal(io.StringIO):
+    """Somebody who answers."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal_it_asks_and_does_as_it_is_told(
+    bench: Bench, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead(bench, "a", "b")
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    refused = call("task", "rm", "a")
+    assert refused.code == 1
+    assert "Delete task a of queue q (mail:send, archived)?" in refused.err + refused.out
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert call("task", "rm", "a").code == 0
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert call("queue", "purge", "q", "--state", "archived").code == 1
+    assert set(bench.look().hashes) == {"b"}
 
 
 def test_a_running_task_is_not_deleted_and_it_says_what_to_do(bench: Bench, call: Call) -> None:

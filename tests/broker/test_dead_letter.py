@@ -104,6 +104,13 @@ def test_nothing_follows_the_dead_letter_of_the_task_that_follows(
     assert told(alerts) == []
 
 
+def test_a_text_that_is_no_unicode_hinders_nothing(bench: Bench, letters: DeadLetters) -> None:
+    """It raised where the worker's one loop puts its ends together."""
+    dead = Dead(b"1-1", "a", None, {"error": "\ud800"}, kind="\udfff")
+    (following,) = letters.followed(dead, bench.queue).follow
+    assert json.loads(decode(following.words[-1]).payload)["error"] == "\\ud800"
+
+
 def test_an_entry_that_names_no_task_is_followed_like_any_other(
     bench: Bench, alerts: Bench, letters: DeadLetters
 ) -> None:
