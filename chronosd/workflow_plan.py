@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from chronosd.broker.workflow import link_of
 from chronosd.errors import PayloadTooLarge
 from chronosd.submission import Draft, Drafter, TaskInfo, new_id
 from chronosd.trace import current as current_trace
-from chronosd.workflow_step import Step, named
+from chronosd.workflow_step import Step, named, waiting_ms
 from chronosd.workflows import Chain, ChainInfo, Group, GroupInfo
 
 MOST_BYTES: Final = 16 << 20
@@ -75,7 +76,8 @@ class GroupPlan:
                 message, first = named(member.message, slot, fields), member
             draft = _draft(drafter, message, first)
             self.drafts.append(draft)
-            self.members.append(NewMember(slot, draft.queue, draft.new))
+            waits_s = math.ceil(waiting_ms(_all_steps([member])) / 1000)
+            self.members.append(NewMember(slot, draft.queue, draft.new, waits_s))
 
     @property
     def members_key(self) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from chronosd.broker.message import Message, decode
+from chronosd.broker.workflow import GROUP_S
 from chronosd.errors import InvalidTask, PayloadTooLarge
 from chronosd.kinds import Kind
 from chronosd.states import State
 from chronosd.submission import Drafter
-
-GROUP_S: Final = 7 * 24 * 3600
-"""How long a group waits with none of its members succeeding; their delays have to be shorter."""
 
 
 class StepOptions(TypedDict, total=False):
@@ -94,10 +93,19 @@ def refuse_discard(where: str, step: Step) -> None:
         )
 
 
-def check_delay(where: str, delay_ms: int, at_ms: int | None) -> None:
-    """Raises InvalidTask if a member ends its waiting when its group is not there any more."""
-    if at_ms is not None:
-        delay_ms += max(at_ms - int(time.time() * 1000), 0)
+def waiting_ms(steps: Iterable[Step]) -> int:
+    """How long steps that follow one another wait in all."""
+    waits = 0
+    for step in steps:
+        waits += step.delay_ms
+        if step.at_ms is not None:
+            waits += max(step.at_ms - int(time.time() * 1000), 0)
+    return waits
+
+
+def check_delay(where: str, steps: Iterable[Step]) -> None:
+    """Raises InvalidTask if a member would wait for longer than a chronos-go group does."""
+    delay_ms = waiting_ms(steps)
     if delay_ms > GROUP_S * 1000:
         raise InvalidTask(
             f"{where}: delay: a group waits for 7 days at most (got {delay_ms / 86_400_000:.1f})"

@@ -159,7 +159,7 @@ class Group:
         where = f"member {len(self.members)} of the group"
         member = make_step(where, kind, args, options)
         refuse_discard(where, member)
-        check_delay(where, member.delay_ms, member.at_ms)
+        check_delay(where, [member])
         self.members.append(member)
         return self
 
@@ -178,7 +178,7 @@ class Group:
             raise InvalidTask(f"{where}: a chain within a group may not hold a group")
         for index, step in enumerate(steps):
             refuse_discard(f"{where}, step {index}", step)
-        check_delay(where, sum(step.delay_ms for step in steps), steps[0].at_ms)
+        check_delay(where, steps)
         self.members.append(chain)
         return self
 

@@ -99,15 +99,17 @@ class GroupBegins:
 
 @dataclass(frozen=True, slots=True)
 class GroupWaits:
-    """A member of a group is dead-lettered: the group is kept for as long as somebody may run it again."""
+    """A member of a group needs more time than its group has: the group waits for it."""
 
     members: str
     results: str
+    seconds: int
+    """From now; a group that waits for longer goes on to."""
 
     @property
     def words(self) -> tuple[Any, ...]:
         """As follow.lua takes it."""
-        return ("hold", self.members, self.results)
+        return ("hold", self.members, self.results, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from chronosd.broker.commands import BATCH, Command, call, script, text
 from chronosd.broker.enqueue import NewTask, when
 from chronosd.broker.keys import Namespace, QueueKeys
+from chronosd.broker.workflow import GROUP_S
 
 STAGED_S: Final = 600
 """For how long messages that were put down wait for the rest of their group."""
@@ -25,6 +26,8 @@ class NewMember:
     """What stands for it in the set of members; its id, unless it is the first link of a chain."""
     queue: QueueKeys
     task: NewTask
+    waits_s: int = 0
+    """All its delays together; its group lives that much longer."""
 
 
 def stage_group(
@@ -49,7 +52,7 @@ def open_group(
     ``expired`` (what was put down was not opened in time; nothing was changed)."""
     queues = {member.queue.name: member.queue for member in members}
     numbers = {name: number for number, name in enumerate(queues, 1)}
-    args: list[Any] = [len(queues)]
+    args: list[Any] = [GROUP_S + max(member.waits_s for member in members), len(queues)]
     for queue in queues.values():
         args += (queue.name, queue.stream, queue.scheduled, queue.task_prefix)
     for member in members:

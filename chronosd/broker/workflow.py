@@ -25,6 +25,12 @@ from chronosd.states import State
 MOST_MEMBERS: Final = 100_000
 """The largest group that is taken from a message: what a group needs of the server goes with its size."""
 
+GROUP_S: Final = 7 * 24 * 3600
+"""How long a group waits for its next success, beside the delays of its members."""
+
+HELD_S: Final = 365 * 24 * 3600
+"""How long it waits for a dead letter to be run again."""
+
 _MEMBER_ID = re.compile(r":m\d+(:\d+)?\Z")
 _CARRIED = ("group_id", "group_queue", "group_callback", "group_index", "group_size", "group_member_id")
 """What a chain that is a group's member hands on to its next link."""
@@ -42,7 +48,8 @@ def follow_ups(namespace: Namespace, message: Message, result: bytes | None) -> 
     """
     workflow = message.workflow
     if workflow.get("chain"):
-        return [_next_link(namespace, message, result)]
+        following, delay_s = _next_link(namespace, message, result)
+        return [following, *waiting(namespace, message, GROUP_S + delay_s)]
     if workflow.get("group_id"):
         return [_report(namespace, message, result)]
     return []
@@ -53,8 +60,8 @@ def is_followed(message: Message) -> bool:
     return bool(message.workflow.get("chain") or message.workflow.get("group_id"))
 
 
-def waiting(namespace: Namespace, message: Message) -> list[Follow]:
-    """What follows the dead-lettering of a task: its group, if it has one, waits for it for longer."""
+def waiting(namespace: Namespace, message: Message, seconds: int = HELD_S) -> list[Follow]:
+    """What follows where a task needs more time, as a dead letter does: its group waits for it."""
     workflow = message.workflow
     if not workflow.get("group_id"):
         return []
@@ -62,7 +69,8 @@ def waiting(namespace: Namespace, message: Message) -> list[Follow]:
         queue = namespace.queue(workflow.get("group_queue", ""))
     except ValueError:
         return []  # a group that no key can be made of never was
-    return [GroupWaits(queue.group(workflow["group_id"]), queue.group_results(workflow["group_id"]))]
+    members, results = queue.group(workflow["group_id"]), queue.group_results(workflow["group_id"])
+    return [GroupWaits(members, results, seconds)]
 
 
 def is_member_id(task_id: str) -> bool:
@@ -164,7 +172,8 @@ def message_of(task_id: str, link: Mapping[str, Any], workflow: dict[str, Any]) 
     )
 
 
-def _next_link(namespace: Namespace, message: Message, result: bytes | None) -> Follow:
+def _next_link(namespace: Namespace, message: Message, result: bytes | None) -> tuple[Follow, int]:
+    """What comes next in a chain, and the seconds before it is due."""
     workflow = message.workflow
     link, *tail = workflow["chain"]
     chain_id = workflow.get("chain_id")
@@ -175,10 +184,11 @@ def _next_link(namespace: Namespace, message: Message, result: bytes | None) -> 
     if result is not None:
         fields["prev_result"] = _base64(result)
     if link.get("group"):
-        return _stage(namespace, link, tail, fields)
+        return _stage(namespace, link, tail, fields), 0
     carried = {name: workflow[name] for name in _CARRIED if name in workflow}
     following = message_of(f"{chain_id}:{index}", link, {**fields, **carried, "chain": tail})
-    return _next_task(namespace, following, link)
+    task = _next_task(namespace, following, link)
+    return task, task.place.delay_ms // 1000
 
 
 def _stage(

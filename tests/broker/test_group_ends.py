@@ -157,3 +157,33 @@ def test_members_above_the_number_are_counted_once_behind_those_past_their_age(f
     assert flow.run(trim(queue, State.ARCHIVED, 3500, 2)) == Trimmed(
         0, 0, aged_members=tuple(names[:2]), over_members=(names[2],)
     )
+
+
+# -- how long a group is there ----------------------------------------------------------------------------
+
+
+def test_a_group_outlives_the_delays_of_its_members_by_a_week(flow: Flow) -> None:
+    """Its set lived for seven days: a member that was delayed for as long came too late to tell anybody."""
+    slow = Chain().then("a", delay="72h").then("b", delay="72h")
+    group_id = flow.group(group_of(1).add_chain(slow))
+    assert flow.redis.ttl(flow.queue("cbq").group(group_id)) == pytest.approx(WEEK_S + 6 * 86400, abs=20)
+    late = Group().add("m", queue="gq").add("m", delay="100h", queue="gq").on_complete("merge")
+    chain_id = flow.chain(Chain().then("a").then_group(late))
+    flow.finish(f"{group_id}:m0")
+    flow.finish(f"{chain_id}:0")
+    assert flow.redis.ttl(flow.queue("default").group(f"{chain_id}:1")) == pytest.approx(
+        WEEK_S + 360_000, abs=20
+    )
+
+
+def test_every_link_of_a_chain_within_a_group_renews_the_group(flow: Flow) -> None:
+    """Only the last one reports: a chain of links that took days each outlived its group."""
+    group_id = flow.group(Group().add_chain(Chain().then("a").then("b", delay=3600)).on_complete("merge"))
+    key = flow.queue("default").group(group_id)
+    flow.redis.expire(key, 5)
+    flow.finish(f"{group_id}:m0:0")
+    assert flow.redis.ttl(key) == pytest.approx(WEEK_S + 3600, abs=20)
+    flow.hasten(f"{group_id}:m0:1")
+    flow.redis.delete(key)
+    flow.finish(f"{group_id}:m0:1")
+    assert flow.redis.exists(key) == 0, "a group that is over does not come back"

@@ -8,8 +8,8 @@
 --   'group', set, results, n, place, head, tail, then n times: place, msg
 --          a group begins: every member that is not there yet, and is not known to have ended. What was begun
 --          and not completed is completed by a repeat
---   'hold', set, results
---          a group's member is dead-lettered: the group waits for it for longer
+--   'hold', set, results, seconds
+--          a group's member needs more time: the group waits that long, if it does not anyway
 --   'end', set, results, slot, size, archived, place, head, tail, n, then n follow-ups
 --          a group's member is gone for good. Its callback is dead-lettered, with the results so far; what
 --          follows that, if this was it
@@ -18,10 +18,10 @@
 -- Keys come as arguments because their number varies; on a cluster they are of the script's own slot.
 -- Returns the index behind the last one, and what went wrong, if anything did: what follows it is not done, and
 -- the same again, later, does the rest. `go`: true, false (nothing is done), or 'reports' (only 'member').
-local GROUP_TTL, HELD_TTL = 604800, 31536000
+local GROUP_TTL = 604800
 local MANY = 1000 -- the most words for one command
 local carried = nil -- the trace context of the task that ended, for what follows it
-local LENGTHS = { task = 9, member = 16, hold = 3 }
+local LENGTHS = { task = 9, member = 16, hold = 4 }
 
 local function wrong(reply, key)
   if type(reply) == 'table' and reply.err then return reply.err .. ' (' .. key .. ')' end
@@ -118,7 +118,9 @@ local function begin_group(g, n, now)
       redis.call('SADD', set, unpack(slots))
     end
   end
-  live_on(set, GROUP_TTL)
+  local longest = 0
+  for k = 0, n - 1 do longest = math.max(longest, tonumber(ARGV[g + 12 + 8 * k + 4])) end
+  live_on(set, GROUP_TTL + math.ceil(longest / 1000))
   local succeeded = {}
   for k = 0, n - 1 do
     local m = g + 12 + 8 * k
@@ -170,8 +172,8 @@ local function follow(i, go, now)
       if act == true then problem = begin_group(j + 1, tonumber(ARGV[j + 3]), now) end
     elseif what == 'hold' then
       if act == true then
-        live_on(ARGV[j + 1], HELD_TTL)
-        live_on(ARGV[j + 2], HELD_TTL)
+        live_on(ARGV[j + 1], tonumber(ARGV[j + 3]))
+        live_on(ARGV[j + 2], tonumber(ARGV[j + 3]))
       end
     else -- 'end'
       local ended = false
