@@ -110,7 +110,12 @@ FAMILIES: Sequence[Family] = (
     Family(QUEUE_UNSERVED, "gauge", ("queue",), "1 for a queue with ready tasks that nobody fetches from."),
     Family(OLDEST_PENDING, "gauge", ("queue",), "Since the lease of the oldest running task was renewed."),
     Family(WORKER_EXITS, "counter", ("reason", "signal"), "Worker processes that have ended."),
-    Family(WORKER_RSS, "gauge", ("worker",), "Resident memory, with what is shared with the supervisor."),
+    Family(
+        WORKER_RSS,
+        "gauge",
+        ("worker",),
+        "Resident memory, what is shared included; leaving: of all that drain.",
+    ),
     Family(WORKER_LAG, "gauge", ("worker",), "For how long its event loop has not turned."),
     Family(RECYCLES, "counter", ("reason",), "Workers replaced on purpose, one at a time."),
     Family(WORKERS, "gauge", ("state",), "Workers that fetch (ready), and that there are to be (target)."),

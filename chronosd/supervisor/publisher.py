@@ -36,6 +36,7 @@ _EVERY_S = 1.0
 _STALE_S = 3 * EVERY_S
 """What was read of the queues longer ago is not shown: a gauge that stands still is worse than none."""
 
+_LEAVING = "leaving"
 _OF_QUEUES = (QUEUE_TASKS, QUEUE_LATENCY, QUEUE_PAUSED, QUEUE_UNSERVED, OLDEST_PENDING)
 _COUNTED = (State.PENDING, State.ACTIVE, State.SCHEDULED, State.RETRY, State.ARCHIVED, State.COMPLETED)
 
@@ -110,20 +111,20 @@ class Publisher:
 
 
 def _of_status(status: dict[str, Any]) -> Rows:
-    workers: Iterable[dict[str, Any]] = [*status["workers"], *status["leaving"]]
+    # Those that drain share one label: their places have other workers, and their pids would be new series
+    # with every reload.
+    rss = {str(one["index"]): one["rss_bytes"] for one in status["workers"]}
+    lag = {str(one["index"]): one["beat_age_s"] for one in status["workers"]}
+    if leaving := status["leaving"]:
+        rss[_LEAVING] = sum(one["rss_bytes"] for one in leaving)
+        lag[_LEAVING] = max(one["beat_age_s"] for one in leaving)
     return {
         REDIS_UP: [[int(status["redis"]["reached"])]],
         WORKERS: [["ready", status["ready"]], ["target", status["target"]]],
-        WORKER_RSS: [[_name(one), one["rss_bytes"]] for one in workers],
-        WORKER_LAG: [[_name(one), one["beat_age_s"]] for one in workers],
+        WORKER_RSS: [[worker, value] for worker, value in rss.items()],
+        WORKER_LAG: [[worker, value] for worker, value in lag.items()],
         LOOP_AGE: [[loop, age_s] for loop, age_s in status["steps"].items()],
     }
-
-
-def _name(worker: dict[str, Any]) -> str:
-    """Its place; one that drains while its successor has the place is told apart."""
-    place = str(worker["index"])
-    return place if worker["role"] == "running" else f"{place}-leaving-{worker['pid']}"
 
 
 def _of_queues(gauges: Iterable[Gauge]) -> Rows:
