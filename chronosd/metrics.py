@@ -109,7 +109,7 @@ FAMILIES: Sequence[Family] = (
     Family(QUEUE_PAUSED, "gauge", ("queue",), "1 if the queue is paused."),
     Family(QUEUE_UNSERVED, "gauge", ("queue",), "1 for a queue with ready tasks that nobody fetches from."),
     Family(OLDEST_PENDING, "gauge", ("queue",), "Since the lease of the oldest running task was renewed."),
-    Family(WORKER_EXITS, "counter", ("reason", "signal"), "Worker processes that have ended."),
+    Family(WORKER_EXITS, "counter", ("reason", "signal"), "Worker processes by what ended them."),
     Family(
         WORKER_RSS,
         "gauge",

@@ -37,6 +37,7 @@ class Page:
         self._map = mmap.mmap(-1, size)
         self._cells = memoryview(self._map).cast("q")
         self._room = size - _HEADER_CELLS * 8
+        self.beat(time.monotonic_ns())
 
     def beat(self, now_ns: int) -> None:
         """The supervisor's loop has turned."""
