@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chronosd.cli.options import find_server, json_option, reaching, server_options
+from chronosd.cli.options import (
+    complete_kinds,
+    complete_queues,
+    find_server,
+    json_option,
+    reaching,
+    server_options,
+)
 from chronosd.cli.output import note, print_json, shown
 from chronosd.durations import parse_duration
 from chronosd.errors import BrokerUnavailable, InvalidTask
@@ -27,9 +34,11 @@ _CHUNK = 10_000
 
 
 @click.command(short_help="Enqueue a task.")
-@click.argument("kind")
+@click.argument("kind", shell_complete=complete_kinds)
 @click.argument("args", metavar="[JSON]", required=False)
-@click.option("-q", "--queue", metavar="NAME", help="The queue; 'default' by default.")
+@click.option(
+    "-q", "--queue", metavar="NAME", shell_complete=complete_queues, help="The queue; 'default' by default."
+)
 @click.option("--in", "--delay", "delay", metavar="DURATION", help="Run after that time: 90s, 5m, 1h30m, 7d.")
 @click.option("--at", metavar="TIME", help="Run then: 2026-03-01T09:00:00+01:00, ...Z, or unix seconds.")
 @click.option("--max-retry", type=int, metavar="N", help="Retries after failures; 25 by default.")
@@ -39,7 +48,8 @@ _CHUNK = 10_000
 @click.option(
     "--unique",
     metavar="DURATION",
-    help="Refuse it while a task of the same kind and arguments has not ended; at most that long while it waits.",
+    help="Refuse it while a task of the same kind and arguments has not ended;"
+    " at most that long while it waits.",
 )
 @click.option(
     "--id", "task_id", metavar="ID", help="An id of your own; refused while a task of that id has not ended."

@@ -12,7 +12,7 @@ import click
 
 from chronosd.cli.enqueue import parse_instant
 from chronosd.cli.failure import OK, RUNTIME
-from chronosd.cli.options import find_server, json_option, reaching, server_options
+from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import instant, note, print_json, print_table, shown
 from chronosd.durations import parse_duration
 from chronosd.errors import InvalidTask
@@ -66,7 +66,7 @@ def run(
 
 
 @click.command("run-all")
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queues)
 @click.option("--kind", metavar="KIND", help="Only tasks of this kind.")
 @click.option("--error", metavar="TEXT", help="Only those with this text in their error, in whatever case.")
 @click.option("--since", metavar="TIME", help="Only those that failed since then: 2h (ago), or an instant.")
@@ -181,7 +181,7 @@ def rm(
 
 
 @click.command("purge")
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queues)
 @click.option(
     "--state",
     "states",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,24 @@ config_option = click.option(
     help="The configuration; by default $CHRONOSD_CONFIG, ./chronos.yaml or /etc/chronosd/chronos.yaml.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def complete_queues(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The queues of the configuration, for a shell that completes a command line."""
+    return _completed(ctx, incomplete, lambda config: config.queues)
+
+
+def complete_kinds(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The kinds of the configuration."""
+    return _completed(ctx, incomplete, lambda config: config.handlers)
+
+
+def _completed(ctx: click.Context, incomplete: str, names: Callable[[Config], Iterable[str]]) -> list[str]:
+    try:
+        config = read_config(ctx.params.get("config_file"))
+    except Exception:  # whatever is wrong with the file: a shell that completes must not be told
+        return []
+    return [name for name in names(config) if name.startswith(incomplete)]
 
 
 def server_options(command: F) -> F:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chronosd.cli.options import Server, find_server, json_option, reaching, server_options
+from chronosd.cli.options import Server, complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import print_json, shown
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _force = click.option(
 
 
 @click.command(short_help="Stop fetching from queues.")
-@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...", shell_complete=complete_queues)
 @_force
 @server_options
 @json_option
@@ -47,7 +47,7 @@ def pause(
 
 
 @click.command(short_help="Fetch from queues again.")
-@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...", shell_complete=complete_queues)
 @_force
 @server_options
 @json_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chronosd.cli.moves import purge
-from chronosd.cli.options import find_server, json_option, reaching, server_options
+from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import note, print_fields, print_json, print_table, span
 from chronosd.cli.pause import pause, resume
 
@@ -72,7 +72,7 @@ def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as
 
 
 @queue.command("show")
-@click.argument("name", metavar="QUEUE")
+@click.argument("name", metavar="QUEUE", shell_complete=complete_queues)
 @server_options
 @json_option
 def show(

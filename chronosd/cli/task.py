@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -11,8 +12,8 @@ import click
 
 from chronosd.cli.cancel import cancel
 from chronosd.cli.moves import rm, run, run_all
-from chronosd.cli.options import find_server, json_option, reaching, server_options
-from chronosd.cli.output import instant, json_text, print_fields, print_json, print_table, span
+from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
+from chronosd.cli.output import instant, json_text, note, print_fields, print_json, print_table, span
 from chronosd.states import State
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ for _command in (run, run_all, rm, cancel):
 
 
 @task.command("ls")
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queues)
 @click.argument("state", type=click.Choice([state.label for state in State]))
 @click.option(
     "--limit", type=click.IntRange(1), default=50, show_default=True, metavar="N", help="The most to list."
@@ -62,12 +63,16 @@ def ls(
     """
     server = find_server(config_file, redis_url, namespace)
     with reaching(server), server.inspector() as inspector:
-        tasks = list(_pages(inspector, queue, State[state.upper()], limit))
+        # one more than is shown tells whether there are more
+        tasks = list(_pages(inspector, queue, State[state.upper()], limit + 1))
+    tasks, is_more = tasks[:limit], len(tasks) > limit
     if as_json:
         print_json([_listed(one) for one in tasks])
         return
     columns, when = _columns(State[state.upper()])
     print_table(columns, [_row(one, when) for one in tasks], details=["OWNER", "ARGUMENTS", "ERROR"])
+    if is_more and sys.stdout.isatty():
+        note(f"there are more: --limit {10 * limit} shows as many; chronosd queue show {queue} counts them")
 
 
 @task.command("show")

@@ -169,7 +169,7 @@ N. Command line, inspection
     148  c test_group_n;
          b test_consumers: consumers_are_shown_with_what_they_have_and_how_long_they_are_silent;
          b test_examination: what_the_dead_hold_is_told_before_it_counts_as_stuck
-    150  c test_group_n; d test_doctor: a_daemon_that_cannot_answer_or_has_lost_its_workers_is_no_sound_one,
+    150  c test_group_n; d test_doctor: a_daemon_whose_worker_was_stopped_is_no_sound_one,
          the_five_troubles_of_the_night_are_named_with_what_to_do;
          b test_examination: a_user_who_may_only_ping_is_told_what_is_missing
 

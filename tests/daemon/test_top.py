@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import redis as redis_py
 
 from chronosd import Client
+from chronosd.cli.main import main
 from tests.support.daemon import Daemon
 from tests.support.queue_view import QueueView
 from tests.support.terminal import Terminal
@@ -68,34 +70,41 @@ def test_a_frame_shows_queues_workers_and_schedules_and_keys_are_obeyed(
         assert screen.raw.endswith("\x1b[?25h\x1b[?1049l"), "cursor and screen are as before"
 
 
-def test_one_frame_on_a_pipe_and_as_json(daemon: MakeDaemon, client: Client) -> None:
+def test_one_frame_on_a_pipe_and_as_json(
+    daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = daemon(workers=1).start()
-    task_id = client.enqueue("block", {"sleep": 30}).id
-    wait_until(lambda: one.ask("status")["workers"][0]["beat_age_s"] > 3.5)
-    done = one.run_command("top", "-c", str(one.config_path))
-    assert done.returncode == 0
-    assert f"BLOCKED BY block {task_id[:8]}" in done.stdout
-    assert "\x1b" not in done.stdout
-    found = json.loads(one.run_command("top", "--json", "-c", str(one.config_path)).stdout)
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(one.runtime_dir))
+    assert main(["top", "-c", str(one.config_path)]) == 0
+    frame = capsys.readouterr().out
+    assert frame.startswith("chronosd running  1 of 1 workers")
+    assert "\x1b" not in frame
+    assert main(["top", "--json", "-c", str(one.config_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["daemon"]["ready"] == 1
-    assert [one["queue"] for one in found["queues"]] == ["default"]
+    assert [queue["queue"] for queue in found["queues"]] == ["default"]
     assert "block" in found["daemon"]["kinds"]
 
 
 def test_without_a_daemon_the_queues_are_shown_and_without_both_it_says_so(
-    daemon: MakeDaemon, client: Client, tmp_path: Path
+    daemon: MakeDaemon,
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     one = daemon()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(one.runtime_dir))
     client.enqueue("count", {})
-    done = one.run_command("top", "--once", "-c", str(one.config_path))
-    assert done.returncode == 0
-    assert done.stdout.startswith("chronosd no daemon: no running daemon found")
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("default ")]
+    assert main(["top", "--once", "-c", str(one.config_path)]) == 0
+    frame = capsys.readouterr().out
+    assert frame.startswith("chronosd no daemon: no running daemon found")
+    (row,) = [line for line in frame.splitlines() if line.startswith("default ")]
     assert row.split()[:4] == ["default", "0", "0", "1"]
     nobody = daemon(redis_url=f"unix://{tmp_path}/nobody.sock")
-    done = nobody.run_command("top", "--once", "-c", str(nobody.config_path))
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.splitlines()) == 1
+    assert main(["top", "--once", "-c", str(nobody.config_path)]) == 3
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
 
 
 def test_the_views_are_legible_at_80_columns(

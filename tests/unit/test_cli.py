@@ -221,6 +221,16 @@ def test_a_shell_is_told_commands_options_and_states(
     assert {"plain,ls", "plain,show", "plain,cancel"} <= set(completed("task "))
     assert completed("task ls default arch") == ["plain,archived"]
     assert "plain,--deep" in completed("doctor --")
+    assert completed("task ls ") == [], "there is no file"
+    Path("chronos.yaml").write_text(
+        "queues: [mail, reports]\nhandlers: {mail:send: 'm:f', mail:bounce: 'm:g'}\n"
+    )
+    assert completed("task ls ") == ["plain,mail", "plain,reports"]
+    assert completed("queue show re") == ["plain,reports"]
+    assert completed("enqueue mail:s") == ["plain,mail:send"]
+    assert completed("enqueue mail:send --queue m") == ["plain,mail"]
+    Path("chronos.yaml").write_text("queues: {\n")
+    assert completed("task ls ") == [], "nor is one that cannot be read told of"
 
 
 def test_the_help_teaches_the_commands_in_groups(capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,3 +141,19 @@ def test_a_long_name_and_a_long_reason_are_cut_and_break_no_line() -> None:
 def test_a_name_from_redis_cannot_play_with_the_terminal() -> None:
     lines = text(Sample(1.0, None, "none", queues=[queue("a\x1b[2Jb")]), Pace({}, {}, {}))
     assert any("a\\x1b[2Jb" in line for line in lines)
+
+
+def test_a_worker_whose_loop_stands_still_is_shown_with_what_blocks_it() -> None:
+    running = {"tasks": [{"queue": "a", "entry": "2-0", "seconds": 9.0}], "stopped": False}
+    document = measures({}, running={"70": {**running, "stepping": {"queue": "a", "entry": "1-0"}}})
+    names = {("a", "1-0"): ("id1", "block"), ("a", "2-0"): ("id2", "slow")}
+    (row,) = [line for line in text(Sample(1.0, document, names=names), Pace({}, {}, {})) if " 70 " in line]
+    assert row.rstrip().endswith("9.0s slow id2")
+    document["workers"][0]["beat_age_s"] = 12.5
+    (row,) = [line for line in text(Sample(1.0, document, names=names), Pace({}, {}, {})) if " 70 " in line]
+    assert row.rstrip().endswith("BLOCKED BY block id1")
+    assert " 12.2s " in row
+    document["running"]["70"]["stopped"] = True
+    (row,) = [line for line in text(Sample(1.0, document), Pace({}, {}, {})) if " 70 " in line]
+    assert " stopped " in row
+    assert row.rstrip().endswith("BLOCKED BY a/1-0"), "a task whose name is not known yet"
