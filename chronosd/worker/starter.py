@@ -185,6 +185,8 @@ class Starter:
         if isinstance(move, Again):
             board.cells[Cell.RETRIED] += 1
             _log.warning("task failed, will retry", delay_s=round(move.delay_s, 3), **facts)
+        elif outcome is CANCELLED:
+            _log.warning("task cancelled", **facts)
         elif isinstance(move, Dead):
             board.cells[Cell.ARCHIVED] += 1
             _log.error("task archived", **facts)

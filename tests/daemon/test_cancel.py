@@ -90,6 +90,8 @@ def test_each_state_has_its_end(
     assert one.ledger.ends()[thread] == 1
     queue.wait_finished()
     assert {entry.attempt for entry in one.ledger.entries("start")} == {1}
+    told = {record["task_id"] for record in one.log_records("task cancelled")}
+    assert told == {sleeps, again, fails, breaks}
 
     with pytest.raises(TaskNotFound):
         client.cancel(thread)
