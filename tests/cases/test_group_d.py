@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import redis as redis_py
 
@@ -126,18 +125,3 @@ def test_d55_a_schedule_waits_for_a_clock_that_went_back_and_fires_nothing_again
     assert fired(bench) == []
     assert last(bench, one) == ahead
     assert (done.next_in_s or 0) > 0.5, "and it does not spin meanwhile"
-
-
-def test_time_zones_of_the_process_mean_nothing(
-    daemon: MakeDaemon, redis: redis_py.Redis, namespace: str
-) -> None:
-    """A daemon in Kathmandu lists the same times as one in New York."""
-    schedules: dict[str, Any] = {"n": {"cron": "0 3 * * *", "kind": "count"}}
-    listed = []
-    for zone in ("Asia/Kathmandu", "America/New_York"):
-        one = daemon(schedules=schedules, env={"TZ": zone})
-        listed.append(one.run_command("check", "--json").stdout)
-    assert '"next_times":[' in listed[0]
-    times = [text.partition('"next_times":[')[2].partition("]")[0] for text in listed]
-    assert times[0] == times[1]
-    assert all(int(at) % 86_400 == 3 * 3600 for at in times[0].split(","))
