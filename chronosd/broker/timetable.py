@@ -1,4 +1,4 @@
-"""What Redis shows of schedules: those of chronos.yaml and those of chronos-go, how far they have come, what is next."""
+"""What Redis shows of schedules, those of chronos.yaml and of chronos-go: how far they are, what is next."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ScheduleInfo:
     next_times: tuple[int, ...]
     """The next five; none where they are not known."""
     last_fired: int | None
-    """The newest of its times that fired. chronos-go does not tell that from when it first saw the schedule."""
+    """The newest of its times that fired. chronos-go does not tell that from when it first saw it."""
     leader: str
     """The daemon that fires it; empty if none does."""
     registered_at: int | None
