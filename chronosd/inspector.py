@@ -271,7 +271,7 @@ class Inspector:
             limit: the most to run.
             rate: tasks a second; as fast as it goes by default.
             dry_run: nothing is run; ``on_page`` is told what would be.
-            on_page: called with each page of up to 500.
+            on_page: called with each page of up to 200.
         """
         return run_all(
             self._runner,
@@ -312,7 +312,7 @@ class Inspector:
 
         Args:
             states: by default what has yet to run: pending, scheduled, retry.
-            on_page: called with each page of up to 500.
+            on_page: called with each page of up to 200.
 
         Raises ValueError for ``active``: what runs cannot be purged.
         """

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from chronosd.broker.facts import ListedTask
 from chronosd.broker.inspect import server_time
 from chronosd.broker.keys import Namespace, QueueKeys
-from chronosd.broker.pages import WAITING, Page, purge_page, run_page
+from chronosd.broker.pages import PAGE, WAITING, Page, purge_page, run_page
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.workflow import Afterwards
 from chronosd.states import State
 
 __all__ = ["WAITING", "Matching", "Moves", "Page", "purge", "run_all"]
 
-_FULL = 500
 _PACE_S = 0.1  # a page of a paced run is what may go in this time
 
 
@@ -69,7 +68,7 @@ def run_all(
     done = Moves()
     after, began_at = "", time.monotonic()
     while limit is None or done.moved < limit:
-        most = _FULL if rate is None else max(1, min(_FULL, int(rate * _PACE_S)))
+        most = PAGE if rate is None else max(1, min(PAGE, int(rate * _PACE_S)))
         if limit is not None:
             most = min(most, limit - done.moved)
         steps = run_page(queue, after, most, until=until, matches=matching, dry_run=dry_run)

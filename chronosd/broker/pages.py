@@ -1,16 +1,16 @@
 """What an operator does to many tasks, page by page: run the dead letters again, purge a queue.
 
-Nothing here asks for all keys or a whole set: a page has at most 500 tasks and 4 MB and takes two round
-trips, so that a server with millions of tasks serves everybody else meanwhile.
+Nothing here asks for all keys or a whole set: a page has at most 200 tasks and 4 MB and takes two round
+trips, each of a few milliseconds, so that a server with millions of tasks serves everybody else meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from chronosd.broker.commands import BATCH, REPLY_BYTES, Command, Steps, call, script, text
+from chronosd.broker.commands import REPLY_BYTES, Command, Steps, call, script, text
 from chronosd.broker.consume import body
 from chronosd.broker.enqueue import Holder
 from chronosd.broker.facts import ListedTask, described, number, seconds
@@ -19,6 +19,9 @@ from chronosd.broker.operate import ToDelete, ToRun, delete_tasks, ended_groups,
 from chronosd.broker.workflow import Afterwards, nothing_more
 from chronosd.errors import BrokerError
 from chronosd.states import WAITING_SETS, State
+
+PAGE: Final = 200
+"""Tasks that one page has at most."""
 
 WAITING: tuple[State, ...] = (State.PENDING, *WAITING_SETS)
 """What a purge deletes by itself: all that is still to be run, and nothing that has been."""
@@ -55,7 +58,7 @@ def run_page(
 
     Args:
         after: ``Page.next`` of the page before; empty for the first.
-        limit: the most to run, up to 500.
+        limit: the most to run.
         until: unix seconds by the server's clock: what has died later is left alone, or what fails at once
             would be run for ever.
 
@@ -84,7 +87,7 @@ def run_page(
             elif word == "moved":
                 page.moved.append(row.task)
             moved += word in ("moved", "pending", "active")
-    if page.seen == len(rows) < BATCH or (page.seen < len(rows) and len(chosen) < limit):
+    if page.seen == len(rows) < PAGE or (page.seen < len(rows) and len(chosen) < limit):
         return page
     page.next = str(offset + page.seen - moved)
     return page
@@ -129,7 +132,7 @@ def purge_page(
     """
     page = Page()
     if state is State.PENDING:
-        args: list[Any] = [GROUP, after, BATCH, queue.task_prefix, REPLY_BYTES]
+        args: list[Any] = [GROUP, after, PAGE, queue.task_prefix, REPLY_BYTES]
         (found,) = yield [call(script("list_ready"), (queue.stream,), args)]
         if isinstance(found, BrokerError):
             raise found
@@ -139,12 +142,12 @@ def purge_page(
                 break
             task = ListedTask(queue.name, state, text(task_id), entry=text(entry), size=int(size))
             rows.append(_Row(task, (yield from _whole(queue, task.id, msg, size))))
-        is_last = len(rows) < BATCH
+        is_last = len(rows) < PAGE
         page.next = "" if is_last else rows[-1].task.entry
     else:
         offset = int(after or 0)
         rows = yield from _rows(queue, state, offset)
-        is_last = len(rows) < BATCH
+        is_last = len(rows) < PAGE
     page.seen = len(rows)
     if not rows:
         return page
@@ -163,7 +166,7 @@ def purge_page(
 
 
 def _rows(queue: QueueKeys, state: State, offset: int) -> Steps[list[_Row]]:
-    args = [offset, BATCH, queue.task_prefix, REPLY_BYTES]
+    args = [offset, PAGE, queue.task_prefix, REPLY_BYTES]
     (found,) = yield [call(script("list_set"), (queue.set_of(state),), args)]
     if isinstance(found, BrokerError):
         raise found

@@ -210,14 +210,14 @@ def dead(bench: Bench, count: int, **changes: Any) -> None:
 
 
 def test_all_dead_letters_of_a_queue_run_again_in_pages(bench: Bench, inspector: Inspector) -> None:
-    dead(bench, 1200)
+    dead(bench, 500)
     pages: list[int] = []
     done = inspector.run_all("q", on_page=lambda page: pages.append(len(page.moved)))
-    assert (done.moved, done.refused) == (1200, 0)
-    assert pages == [500, 500, 200]
+    assert (done.moved, done.refused) == (500, 0)
+    assert pages == [200, 200, 100]
     found = bench.look()
     found.check()
-    assert len(found.waiting) == 1200
+    assert len(found.waiting) == 500
     assert bench.stored(found.waiting[0]).retried == 0
 
 

@@ -10,7 +10,7 @@
 --#include trace
 --#include follow
 local stream, group, prefix, force = KEYS[1], ARGV[1], ARGV[2], ARGV[3] == '1'
-local SEARCHED = 1000
+local to_search = 2000 -- entries, by one call
 local out = {}
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
@@ -21,9 +21,11 @@ local function is_delivered(entry)
 end
 
 local function entry_of(id, enqueued_at)
-  if not enqueued_at then return nil end
-  local near = redis.pcall('XRANGE', stream, string.format('%d', enqueued_at - 2), '+', 'COUNT', SEARCHED)
+  if not enqueued_at or to_search <= 0 then return nil end
+  local most = math.min(to_search, 1000)
+  local near = redis.pcall('XRANGE', stream, string.format('%d', enqueued_at - 2), '+', 'COUNT', most)
   if near.err then return nil end
+  to_search = to_search - #near
   for _, item in ipairs(near) do
     for f = 1, #item[2], 2 do
       if item[2][f] == 'task_id' and item[2][f + 1] == id then return item[1] end
