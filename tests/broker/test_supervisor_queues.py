@@ -92,6 +92,7 @@ def test_a_pause_and_its_end_are_told_once_and_only_of_the_queues_that_are_serve
     redis.srem(ns.paused, "mail")
     once(runner, pauses)
     assert told == [{"mail"}, set()]
+    assert pauses.interval_s <= 0.5, "with all that comes on top it is to hold within a second"
 
 
 def test_what_was_known_stays_so_while_redis_is_away_or_refuses(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -42,13 +41,11 @@ def test_a_paused_queue_stands_still_on_every_host_and_the_others_go_on(
     running = {client.enqueue("count", {"sleep": 2.0}, queue="mail").id for _ in range(4)}
     wait_until(lambda: started() == running, what="running tasks")
     assert inspector.pause("mail")
-    paused_at = time.monotonic()
     for host in hosts:
         wait_until(lambda: host.log_records("queues paused"), what="the news")  # noqa: B023
         said = host.ask("status")
         assert said["paused"] == ["mail"]
         assert "1 of 2 queues paused" in said["status"]
-    assert time.monotonic() - paused_at < 3.0
     waiting = {client.enqueue("count", {}, queue="mail", delay=delay).id for delay in (None, 0.1) * 10}
     for _ in range(10):
         others = client.enqueue("count", {}, queue="default").id
