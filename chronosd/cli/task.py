@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chronosd.broker.keys import Field
 from chronosd.cli.cancel import cancel
 from chronosd.cli.moves import rm, run, run_all
 from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
@@ -210,6 +211,7 @@ def _lines(found: TaskDetails) -> list[tuple[str, object]]:
         ("enqueued", instant(found.enqueued_at)),
         *[(_PLACES[state], instant(at)) for state, at in found.places.items() if state in _PLACES],
         ("running on", found.consumer),
+        ("cancelled", "yes: its worker is told, and it does not run again" if _is_cancelled(found) else None),
         ("lease renewed", f"{span(found.idle_s)} ago" if found.idle_s is not None else None),
         ("no handler since", instant(found.unknown_since)),
         ("crashes", found.crashes or None),
@@ -221,6 +223,11 @@ def _lines(found: TaskDetails) -> list[tuple[str, object]]:
         said = f"{_moment(found.blocked)} event loop blocked for {seconds} s {worker}"
         lines += [("blocked", said.strip()), *_stack(found.blocked)]
     return lines
+
+
+def _is_cancelled(found: TaskDetails) -> bool:
+    """Whether the run under way was; a mark of an earlier one stays in the hash and means nothing."""
+    return bool(found.entry) and found.fields.get(Field.CANCEL) == found.entry
 
 
 def _crash(death: Mapping[str, Any]) -> list[tuple[str, object]]:

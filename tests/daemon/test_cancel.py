@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 MakeDaemon = Callable[..., Daemon]
 
 SOURCE = """
-import asyncio
+import asyncio, os, time
 from chronosd import RetryIn, Task
 from tests.support.ledger import Ledger
 
@@ -35,6 +35,13 @@ async def stubborn(task: Task[dict]) -> None:
                 raise RetryIn("1s")
             if task.args["then"] == "fail":
                 raise RuntimeError("cleaned up")
+
+def held(task: Task[dict]) -> None:
+    with ledger.run(task.id, task.attempt):
+        while not os.path.exists("release"):  # in the directory of the daemon
+            time.sleep(0.01)
+        if task.args.get("fail"):
+            raise RuntimeError("told to fail")
 """
 
 
@@ -53,15 +60,14 @@ def started(one: Daemon, *ids: str) -> None:
 def test_each_state_has_its_end(
     daemon: MakeDaemon, client: Client, queue: QueueView, redis_url: str, namespace: str
 ) -> None:
-    kinds = {"stubborn": "handlers:stubborn"}
-    jobs = {name: f"tests.support.jobs:{name}" for name in ("count", "sync")}
-    one = daemon(handlers=SOURCE, workers=1, concurrency=6, config={"handlers": {**kinds, **jobs}}).start()
+    kinds = {name: f"handlers:{name}" for name in ("stubborn", "held")}
+    kinds["count"] = "tests.support.jobs:count"
+    one = daemon(handlers=SOURCE, workers=1, concurrency=6, config={"handlers": kinds}).start()
     sleeps = client.enqueue("count", {"sleep": 60}).id
     again, fails, ignores = (
         client.enqueue("stubborn", {"then": then}).id for then in ("again", "fail", "ignore")
     )
-    thread = client.enqueue("sync", {"sleep": 2.0}).id
-    breaks = client.enqueue("sync", {"sleep": 2.0, "fail": 9}).id
+    thread, breaks = client.enqueue("held", {}).id, client.enqueue("held", {"fail": True}).id
     started(one, sleeps, again, fails, ignores, thread, breaks)
     waits = client.enqueue("count", {}).id
     later = client.enqueue("count", {}, delay="1h").id
@@ -84,6 +90,10 @@ def test_each_state_has_its_end(
             return await twin.cancel(fails)
 
     assert asyncio.run(asynchronously()) is Cancellation.MARKED
+    wait_until(lambda: len(one.log_records("cancelling")) == 6, what="its worker is told of all")
+    shown = one.run_command("task", "show", thread, "-c", str(one.config_path)).stdout
+    assert "cancelled " in shown, "it runs on, and that is told"
+    (one.directory / "release").touch()
     assert [last_error(queue, task_id) for task_id in (sleeps, again, fails, breaks)] == ["cancelled"] * 4
     # one that returned in spite of it, and a thread that could not be stopped, have succeeded
     wait_until(lambda: not {ignores, thread} & queue.bodies(), what="both ended")
