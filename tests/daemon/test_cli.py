@@ -429,7 +429,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "daemon up" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        # If it comes in the middle of an exec() (dataclasses are made so, at their import) Python ends itself by
+        # If it comes in the middle of an exec() (dataclasses are made so, at import) Python ends itself by
         # the signal in the end, although the interrupt was handled; shells make 130 of that.
         assert process.wait(40) in (130, -signal.SIGINT)
         assert process.stderr.read() == ""
