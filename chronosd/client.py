@@ -222,7 +222,7 @@ class Client:
         type: Any = None,
         timeout: str | float | timedelta | None = None,
     ) -> Any:
-        """What a task's handler returned; waits for the task to end. It has to be enqueued with a ``retention``.
+        """What a task's handler returned, once it has ended. It has to be enqueued with a ``retention``.
 
         Args:
             task: its id, or what ``enqueue`` returned.

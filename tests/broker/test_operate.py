@@ -81,7 +81,7 @@ def test_a_task_that_is_in_a_set_becomes_ready_at_once_and_a_second_call_changes
 
 @pytest.mark.parametrize("state", [State.ARCHIVED, State.COMPLETED], ids=lambda s: s.label)
 def test_e64_one_that_had_ended_begins_anew_under_its_id(bench: Bench, state: State) -> None:
-    """A dead letter that was run again had the crashes of its first life behind it, and no retry before it."""
+    """A dead letter that was run again had the crashes of its first life behind it, and no retry left."""
     put(bench, state, max_retry=2)
     assert run(bench) == "moved"
     assert set(bench.hash()) == {"msg", "state", "enqueued_at", "nonce", "unique_ttl", "sid"}
@@ -172,7 +172,7 @@ def test_a_running_task_is_deleted_only_by_force_and_its_end_changes_nothing_the
 
 
 def test_an_entry_that_is_not_found_is_dropped_by_the_next_fetch(bench: Bench) -> None:
-    """It was enqueued long before it came into the stream, behind a thousand others: nobody reads all those."""
+    """It was enqueued long before it came into the stream, behind a thousand others that nobody reads."""
     put(bench, State.SCHEDULED)
     run(bench)
     bench.redis.hset(bench.queue.task("a"), "enqueued_at", "1")
