@@ -72,6 +72,7 @@ def _asked(key: str) -> list[tuple[Any, ...]]:
         ("EVALSHA", nobody, 0),
         ("SCRIPT", "EXISTS", nobody),
         ("CLIENT", "ID"),
+        ("CLIENT", "UNBLOCK", 0, "TIMEOUT"),
         ("TYPE", key),
         ("EXISTS", key),
         ("XADD", key, "NOMKSTREAM", "*", "task_id", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -20,6 +21,7 @@ from chronosd.broker.symptoms import symptoms
 from chronosd.embedded import EmbeddedServer
 from chronosd.examination import examine
 from tests.support.bench import Bench
+from tests.support.daemon import ROOT
 from tests.support.waiting import wait_until
 
 
@@ -206,6 +208,17 @@ def test_rights_that_are_missing_are_named_and_nothing_is_changed(
     redis.execute_command("ACL", "SETUSER", user, "allkeys", "-multi")
     assert runner.drive(missing_rights(keys)) == []
     assert bench.redis.dbsize() == before
+    runner.close()
+
+
+def test_the_rights_that_the_readme_grants_are_enough(
+    bench_url: str, redis: redis_py.Redis, user: str, namespace: str
+) -> None:
+    (line,) = re.findall(r"`ACL SETUSER chronosd (.*?)`", (ROOT / "README.md").read_text(), re.DOTALL)
+    rules = line.replace("~chronos:", f"~{namespace}:").split()
+    redis.execute_command("ACL", "SETUSER", user, "reset", *rules, ">secret")
+    runner = as_user(bench_url, user)
+    assert runner.drive(missing_rights(Namespace(namespace))) == []
     runner.close()
 
 
