@@ -15,7 +15,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from chronosd.config.fields import Bytes, Seconds
-from chronosd.config.schema import Config, HandlerConfig, QueueConfig, ScheduleConfig
+from chronosd.config.schema import Config, DeadLetterConfig, HandlerConfig, QueueConfig, ScheduleConfig
 from chronosd.durations import format_duration, format_size
 
 _FIXED = {
@@ -137,6 +137,8 @@ def _text(value: Any, info: Any = None) -> str:
         return ", ".join(said)
     if isinstance(value, HandlerConfig):
         return value.path
+    if isinstance(value, DeadLetterConfig):
+        return f"{value.kind} in queue {value.queue}"
     if isinstance(value, ScheduleConfig):
         return f"{value.kind}, {value.rule.times}"
     if isinstance(value, BaseModel):

@@ -44,6 +44,13 @@ def test_handlers_that_come_go_and_change_are_told() -> None:
     assert found.kinds_removed == ("image",)
 
 
+def test_what_follows_a_dead_letter_is_told() -> None:
+    one = BASE + "on_dead_letter: {kind: alert}\n"
+    assert change(BASE, one).lines == ("on_dead_letter: none to alert in queue default",)
+    assert change(one, one.replace("alert", "page")).lines == ("on_dead_letter.kind: alert to page",)
+    assert change(one, BASE).lines == ("on_dead_letter: alert in queue default to none",)
+
+
 def test_limits_are_told_in_the_units_of_the_file() -> None:
     limits = "workers: 4\nshutdown_timeout: 90s\nmax_payload: 2MiB\n"
     more = "log: {level: debug}\nstrict_priority: true\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import time
@@ -129,6 +130,24 @@ def test_a_delay_is_rounded_up_to_milliseconds_and_a_negative_one_is_none(delay:
     made = draft(delay=delay)
     assert made.new.delay_ms == ms
     assert made.state is (State.SCHEDULED if ms else State.PENDING)
+
+
+@pytest.mark.parametrize(
+    ("unique", "ms"), [("1h", 3_600_000), (1.9, 1900), (0.0001, 1), (timedelta(minutes=1), 60_000)]
+)
+def test_a_unique_lock_lives_its_milliseconds_and_at_least_one(unique: Any, ms: int) -> None:
+    made = draft(unique=unique, args={"n": 1})
+    assert made.new.lock_ms == ms
+    digest = hashlib.sha256(b'{"n":1}').hexdigest()
+    assert made.new.lock == f"chronos:{{default}}:unique:mail:send:{digest}"
+    assert decode(made.new.msg).unique_key == made.new.lock
+
+
+def test_a_kind_is_unique_unless_the_call_says_otherwise() -> None:
+    kind: Kind[Any] = Kind("k", unique="1h")
+    assert draft(kind).new.lock_ms == 3_600_000
+    assert draft(kind, unique="5m").new.lock_ms == 300_000
+    assert (draft(kind, unique=False).new.lock, draft("k", unique=False).new.lock) == ("", "")
 
 
 @pytest.fixture(params=["UTC", "Asia/Kathmandu", "America/New_York"])
