@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -31,7 +32,7 @@ def schedule() -> None:
 @server_options
 @json_option
 def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as_json: bool) -> None:
-    """Lists every schedule with its next five times and when it last fired.
+    """Lists every schedule with its next time (on a pipe and by --json its next five) and when it last fired.
 
     Shown are those of the configuration and those that other daemons or Go services have registered. LEADER
     is the daemon that fires it, as long as it lives. NEXT is in the schedule's own time zone.
@@ -73,7 +74,8 @@ def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as
         remarks = ", ".join(_remarks(one, configured, now))
         named = [one.name or one.id, one.spec, one.timezone or "-", one.kind, one.queue]
         rows.append([*named, times[0], fired, one.leader or "-", remarks])
-        rows += [["", "", "", "", "", at, "", "", ""] for at in times[1:]]
+        if not sys.stdout.isatty():  # a narrow terminal puts details below the row, where these would go
+            rows += [["", "", "", "", "", at, "", "", ""] for at in times[1:]]
     print_table(
         ["SCHEDULE", "TIMES", "ZONE", "KIND", "QUEUE", "NEXT", "LAST FIRED", "LEADER", "REMARKS"],
         rows,
