@@ -146,7 +146,7 @@ def test_the_five_troubles_of_the_night_are_named_with_what_to_do(
         one.wait_workers(2)
         blocks = client.enqueue("block", {"sleep": 60}).id
     used = int(redis.info("memory")["used_memory"])  # type: ignore[index]
-    redis.config_set("maxmemory", int(used / 0.88))
+    redis.config_set("maxmemory", int(used / 0.9))
     wait_until(lambda: any(w["beat_age_s"] > 3.2 for w in one.ask("status")["workers"]), timeout_s=20)
 
     code, lines = doctor(one)
