@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,7 +25,7 @@ def address(daemon: Daemon) -> str:
 
 
 def get(where: str, path: str, timeout_s: float = 10.0) -> tuple[int, str]:
-    """Status and body; a connection that is reset (its web process was killed) is made again."""
+    """Status and body; a connection that ends early (its web process was killed) is made again."""
     until = time.monotonic() + timeout_s
     while True:
         try:
@@ -33,7 +34,7 @@ def get(where: str, path: str, timeout_s: float = 10.0) -> tuple[int, str]:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
-        except (ConnectionError, urllib.error.URLError, EOFError):
+        except (ConnectionError, urllib.error.URLError, HTTPException):
             if time.monotonic() > until:
                 raise
             time.sleep(0.02)
