@@ -281,6 +281,8 @@ class Executor:
         if why is Cancelled.LOST:
             run.dropped = True
         elif why is Cancelled.REQUEST:
+            if run.cancelled is why:
+                return  # told again, by a supervisor that has just reloaded: it may be tidying up
             run.cancelled = why
         if not run.started_ns:
             # Noted only: a task that is cancelled before its first step ends without having run any code.

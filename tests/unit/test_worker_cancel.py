@@ -160,3 +160,27 @@ def test_what_has_ended_has_ended(board: Board) -> None:
         assert (len(rig.done), rig.dead) == (1, {})
 
     on_a_loop(board, test)
+
+
+def test_one_that_is_told_again_may_go_on_tidying_up(board: Board) -> None:
+    """A supervisor that has reloaded has forgotten whom it told."""
+    tidied = []
+
+    async def tidies_up(task: Task[Any]) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            tidied.append("begun")
+            await asyncio.sleep(0.05)
+            tidied.append("done")
+
+    async def test(rig: Rig) -> None:
+        run = rig.add(tidies_up)
+        await rig.until(lambda: run.started_ns)
+        rig.starter.cancel(run)
+        await rig.until(lambda: tidied)
+        rig.starter.cancel(run)
+        await rig.until(lambda: rig.dead)
+        assert tidied == ["begun", "done"]
+
+    on_a_loop(board, test)
