@@ -40,6 +40,7 @@ obeyed and the watchdog fed whatever Redis does.
     forwarder.py     moves due tasks into the streams
     recoverer.py     takes over what other hosts' dead left
     strays.py        hands back what a live worker has and will not start
+    cancels.py       tells workers which of their tasks somebody has cancelled
     janitor.py       bounds what is archived and completed
     scheduler.py     fires schedules; misfire.py decides what becomes of times that are noticed late
     announcer.py     tells other daemons of this one
