@@ -209,6 +209,7 @@ def _lines(found: TaskDetails) -> list[tuple[str, object]]:
         ("problem", found.problem),
         ("error", found.error),
         ("enqueued", instant(found.enqueued_at)),
+        ("trace", found.fields.get("traceparent")),
         *[(_PLACES[state], instant(at)) for state, at in found.places.items() if state in _PLACES],
         ("running on", found.consumer),
         ("cancelled", "yes: its worker is told, and it does not run again" if _is_cancelled(found) else None),

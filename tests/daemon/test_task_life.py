@@ -4,6 +4,7 @@ again, succeeded; and one trace through all of it.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -87,6 +88,8 @@ def test_a_tasks_whole_life_can_be_read_by_its_id_and_has_one_trace(
         subprocess.run(words, stderr=log, env=one.environment, check=True, timeout=30)
     wait_until(lambda: queue.ids(State.ARCHIVED) == {"t1"}, what="archived")
     assert queue.field("t1", "traceparent") == PARENT.encode()
+    shown = one.run_command("task", "show", "t1", "-c", str(one.config_path)).stdout
+    assert re.search(rf"^trace +{PARENT}$", shown, re.MULTILINE), shown
     (one.directory / "mended").touch()
     with Inspector(redis_url, namespace=namespace) as inspector:
         assert inspector.run_task("t1")
