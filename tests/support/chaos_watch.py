@@ -77,8 +77,8 @@ class _Slow:
         self._cells = cells
         self._second_half = (slots_at + 3) % SLOT_CELLS
 
-    def __getitem__(self, index: int) -> int:
-        if index % SLOT_CELLS == self._second_half and random.random() < 0.3:
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, int) and index % SLOT_CELLS == self._second_half and random.random() < 0.3:
             time.sleep(0.003)
         return self._cells[index]
 
