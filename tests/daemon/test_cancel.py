@@ -36,6 +36,14 @@ async def stubborn(task: Task[dict]) -> None:
             if task.args["then"] == "fail":
                 raise RuntimeError("cleaned up")
 
+async def first_long(task: Task[dict]) -> None:
+    with ledger.run(task.id, task.attempt):
+        try:
+            os.close(os.open("seen", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        await asyncio.sleep(60)
+
 def held(task: Task[dict]) -> None:
     with ledger.run(task.id, task.attempt):
         while not os.path.exists("release"):  # in the directory of the daemon
@@ -113,10 +121,11 @@ def test_each_state_has_its_end(
 def test_force_ends_a_thread_with_its_worker_and_charges_nobody_else(
     daemon: MakeDaemon, client: Client, queue: QueueView
 ) -> None:
-    one = daemon(workers=1, concurrency=3).start()
+    kinds = {name: f"handlers:{name}" for name in ("held", "first_long")}
+    one = daemon(handlers=SOURCE, workers=1, concurrency=3, config={"handlers": kinds}).start()
     (pid,) = one.worker_pids()
-    thread = client.enqueue("sync", {"sleep": 60}, max_retry=5).id
-    sibling = client.enqueue("count", {"sleep": 3.0}, max_retry=0).id
+    thread = client.enqueue("held", {}, max_retry=5).id
+    sibling = client.enqueue("first_long", {}, max_retry=0).id
     started(one, thread, sibling)
     assert client.cancel(thread) is Cancellation.MARKED
     assert client.cancel(thread, force=True) is Cancellation.MARKED
