@@ -10,6 +10,8 @@ queue's ``cancelled`` set, is how a supervisor learns of marks without looking a
 What becomes of a cancelled task: one that waited is deleted, for nothing of it has happened; one that ran has
 perhaps done half its work, so it is archived with the error ``cancelled`` (deleted if it asked for no dead
 letter), and can be run again by an operator. A run that ends well before it could be stopped has succeeded.
+
+chronos-go knows no marks: a task of ours that one of its servers recovers runs again, on whichever worker.
 """
 
 from __future__ import annotations
