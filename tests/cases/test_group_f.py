@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -130,8 +129,7 @@ def test_f66_while_a_crashed_task_waits_for_its_recovery_a_twin_is_refused(
     one = daemon(handlers=SOURCE, config={"handlers": KINDS}).start()
     task_id = client.enqueue("work", {"sleep": 60}, unique="300ms").id
     wait_until(lambda: lock_left_s(queue) > 30, what="a lock that outlives its TTL, for the task runs")
-    one.send(signal.SIGKILL)
-    one.wait()
+    one.kill()
     with pytest.raises(DuplicateTask) as refused:
         client.enqueue("work", {"sleep": 60}, unique="1h")
     assert (refused.value.task_id, refused.value.state) == (task_id, State.ACTIVE)
