@@ -59,13 +59,14 @@ class Janitor:
             self._sets.append((queue, State.ARCHIVED, age_s, limits.max_archived))
             # The completed set is scored by expiry: what is 0 s past it has had its retention.
             self._sets.append((queue, State.COMPLETED, 0.0, limits.max_completed))
+        self._looks = [sweep.surplus(*item) for item in self._sets]
 
     def run_once(self) -> Steps[Done]:
         began_at = self._clock()
         open_ = list(self._sets)
         is_early = began_at < self._sweep_at
         if is_early:
-            replies = yield [sweep.surplus(*item) for item in open_]
+            replies = yield self._looks
             # what a set says of its type is for the next sweep to tell
             open_ = [s for s, n in zip(open_, replies, strict=True) if isinstance(n, int) and n >= BATCH]
             if not open_:
