@@ -47,5 +47,5 @@ for i = first, #ARGV, 6 do
   redis.call('HSET', key, 'msg', msg, 'state', state, 'enqueued_at', now_ms, 'nonce', '')
   if trace then leave_trace(key, trace) end
 end
-redis.call('DEL', bodies)
+redis.call('UNLINK', bodies)
 return 'opened'
