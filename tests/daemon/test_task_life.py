@@ -98,8 +98,8 @@ def test_a_tasks_whole_life_can_be_read_by_its_id_and_has_one_trace(
 
     life = lines_of(one, "t1")
     told = [(line["level"], line["event"]) for line in life if line["event"] != "worker died"]
-    assert told[:1] == LIFE[:1]
-    # of what happens at the same time in two processes either may be told first
+    # what happens at the same time in two processes may be told in either order: a worker may have started a
+    # task before its producer has read that it is stored
     assert Counter(told) == Counter(LIFE), told
     for line in life:
         assert line["queue"] == "default", line
@@ -114,7 +114,7 @@ def test_a_tasks_whole_life_can_be_read_by_its_id_and_has_one_trace(
     assert life[-1]["took_ms"] >= 0
 
     of_child = lines_of(one, "child")
-    assert [line["event"] for line in of_child] == ["task enqueued", "task started", "task succeeded"]
+    assert {line["event"] for line in of_child} == {"task enqueued", "task started", "task succeeded"}
     assert {line["trace_id"] for line in of_child} == {TRACE_ID}
     alerts = QueueView(queue.redis, namespace, "alerts")
     (alert,) = alerts.bodies()
