@@ -67,7 +67,7 @@ def test_a_web_process_that_is_killed_is_replaced_and_its_port_lost_to_nobody(da
     one = daemon(http=ANYWHERE).start()
     where = address(one)
     wait_until(lambda: get(where, "/readyz")[0] == 200, what="readiness")
-    for _ in range(3):
+    for _ in range(2):
         (web,) = wait_until(lambda: one.children("web"), what="a web process")
         os.kill(web.pid, signal.SIGKILL)
         assert get(where, "/livez", timeout_s=15) == (200, "ok\n")
