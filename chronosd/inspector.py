@@ -17,6 +17,7 @@ from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.enqueue import Holder
 from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
+from chronosd.broker.keys import QueueKeys
 from chronosd.broker.operate import delete_task, run_task
 from chronosd.broker.pages import WAITING
 from chronosd.broker.runner import SyncRunner
@@ -69,8 +70,8 @@ class Inspector:
         namespace: the prefix of all keys; the same as the daemon's.
         password: used where the URL has none.
         timeout: the most that one round trip may take, connecting included.
-        on_dead_letter: what follows where a deletion ends a group, whose callback is then a dead letter; as
-            in the configuration.
+        on_dead_letter: what follows where a deletion or a cancellation ends a group, whose callback is then
+            a dead letter; as in the configuration.
 
     Every method raises BrokerUnavailable or BrokerRefused where the server cannot be asked.
 
@@ -195,14 +196,14 @@ class Inspector:
 
     def find_task(self, task_id: str) -> TaskDetails:
         """The task of that id, in whatever queue. Raises TaskNotFound, also if several queues have one."""
+        return self.show_task(self._where(task_id, None).name, task_id)
+
+    def _where(self, task_id: str, queue: str | None) -> QueueKeys:
+        """The queue of a task; looked for if none is given."""
         _check_id(task_id)
-        found = self._runner.drive(inspect.find_task(self._namespace, task_id))
-        if not found:
-            raise TaskNotFound(f"no task {task_id!r} in any queue of namespace {self.namespace!r}")
-        if len(found) > 1:
-            queues = ", ".join(repr(task.queue) for task in found)
-            raise TaskNotFound(f"task {task_id!r} is in several queues, say which: {queues}")
-        return found[0]
+        if queue is not None:
+            return self._namespace.queue(queue)
+        return self._runner.drive(inspect.queue_having(self._namespace, task_id))
 
     def name_entries(self, entries: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
         """Id and kind of the tasks of stream entries, given as (queue, entry); unknown ones are left out."""
@@ -222,7 +223,8 @@ class Inspector:
         """
         _check_id(task_id)
         keys = None if queue is None else self._namespace.queue(queue)
-        where, done = self._runner.drive(cancel_anywhere(self._namespace, task_id, keys, force=force))
+        steps = cancel_anywhere(self._namespace, task_id, keys, force=force, then=self._then)
+        where, done = self._runner.drive(steps)
         return CancelledTask(task_id, where, done)
 
     def run_task(self, task_id: str, queue: str | None = None) -> bool:
@@ -236,9 +238,9 @@ class Inspector:
 
         Raises TaskNotFound, TaskActive if it is running, DuplicateTask if another task has its unique lock.
         """
-        _check_id(task_id)
-        queue = self.find_task(task_id).queue if queue is None else queue
-        word = self._runner.drive(run_task(self._namespace.queue(queue), task_id))
+        keys = self._where(task_id, queue)
+        queue = keys.name
+        word = self._runner.drive(run_task(keys, task_id))
         if isinstance(word, Holder):
             raise DuplicateTask(
                 f"task {word.task_id!r} has the unique lock of task {task_id!r} in queue {queue!r}",
@@ -292,9 +294,8 @@ class Inspector:
 
         Raises TaskNotFound, TaskActive if it is running: see :meth:`cancel`.
         """
-        _check_id(task_id)
-        queue = self.find_task(task_id).queue if queue is None else queue
-        keys = self._namespace.queue(queue)
+        keys = self._where(task_id, queue)
+        queue = keys.name
         word = self._runner.drive(delete_task(self._namespace, keys, task_id, force=force, then=self._then))
         if word == "absent":
             raise TaskNotFound(f"no task {task_id!r} in queue {queue!r}")

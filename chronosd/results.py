@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from chronosd.broker.commands import Command, plain, text
 from chronosd.broker.enqueue import STATES
-from chronosd.broker.inspect import is_name, queue_names
+from chronosd.broker.inspect import ambiguous, is_name, queue_names
 from chronosd.broker.keys import Field, Namespace, QueueKeys
 from chronosd.broker.message import Message, decode
 from chronosd.broker.payload import decode_args
@@ -81,8 +81,7 @@ def awaited(
         if not found:
             raise _gone(task_id, name, was_there=state is not None)
         if len(found) > 1:
-            queues = ", ".join(repr(one.name) for one, _ in found)
-            raise TaskNotFound(f"task {task_id!r} is in several queues, say which: {queues}")
+            raise ambiguous(task_id, [one for one, _ in found])
         ((where, state),) = found
         keys, name = [where], where.name
         if state in (State.COMPLETED, State.ARCHIVED):

@@ -17,7 +17,7 @@ from chronosd.broker.keys import GROUP, Namespace, QueueKeys
 from chronosd.broker.server import ServerInfo
 from chronosd.broker.server import info as server_info
 from chronosd.broker.server import time as server_time
-from chronosd.errors import BrokerError
+from chronosd.errors import BrokerError, TaskNotFound
 from chronosd.states import SET_STATES, State
 
 __all__ = [
@@ -26,9 +26,10 @@ __all__ = [
     "ServerInfo",
     "TaskDetails",
     "TaskPage",
-    "find_task",
+    "ambiguous",
     "list_tasks",
     "paused_names",
+    "queue_having",
     "queue_names",
     "queue_stats",
     "server_info",
@@ -169,19 +170,31 @@ def show_task(queue: QueueKeys, task_id: str) -> Command[TaskDetails | None]:
     return call(script("show"), keys, [GROUP, task_id], parse)
 
 
-def find_task(namespace: Namespace, task_id: str) -> Steps[tuple[TaskDetails, ...]]:
-    """Looks for a task in every queue. Ids are unique per queue only, so there may be several."""
+def queue_having(namespace: Namespace, task_id: str) -> Steps[QueueKeys]:
+    """The queue that has a task of that id. Raises TaskNotFound if there is none, or more than one: ids are
+    unique per queue only."""
     names = yield from queue_names(namespace)
     queues = [namespace.queue(name) for name in names if is_name(namespace, name)]
-    found: list[TaskDetails] = []
+    found: list[QueueKeys] = []
     for start in range(0, len(queues), BATCH):
-        results = yield [show_task(queue, task_id) for queue in queues[start : start + BATCH]]
-        for result in results:
-            if isinstance(result, BrokerError):
-                raise result
-            if result is not None:
-                found.append(result)
-    return tuple(found)
+        part = queues[start : start + BATCH]
+        replies = yield [plain("EXISTS", queue.task(task_id)) for queue in part]
+        for queue, reply in zip(part, replies, strict=True):
+            if isinstance(reply, BrokerError):
+                raise reply
+            if reply:
+                found.append(queue)
+    if not found:
+        raise TaskNotFound(f"no task {task_id!r} in any queue of namespace {namespace.prefix!r}")
+    if len(found) > 1:
+        raise ambiguous(task_id, found)
+    return found[0]
+
+
+def ambiguous(task_id: str, queues: Sequence[QueueKeys]) -> TaskNotFound:
+    """The error for an id that several queues have."""
+    names = ", ".join(repr(queue.name) for queue in queues)
+    return TaskNotFound(f"task {task_id!r} is in several queues, say which: {names}")
 
 
 _Row = tuple[ListedTask, bytes | None, int]

@@ -17,7 +17,6 @@ from chronosd.errors import BrokerError, MessageError
 from chronosd.states import FINAL_SETS, State
 
 _TRIES = 5  # a task that changes between the look and the move is looked at again
-_GONE = "was deleted by an operator"
 
 
 class ToRun(NamedTuple):
@@ -128,13 +127,19 @@ def delete_tasks(queue: QueueKeys, tasks: Iterable[ToDelete], *, force: bool = F
 
 
 def ended_groups(
-    namespace: Namespace, raw: bytes | None, state: State | None, then: Afterwards
+    namespace: Namespace,
+    raw: bytes | None,
+    state: State | None,
+    then: Afterwards,
+    *,
+    how: str = "was deleted by an operator",
 ) -> list[Follow]:
-    """What follows a deletion: a member that has not succeeded takes its group with it."""
+    """What follows a deletion: a member that has not succeeded takes its group with it. ``how`` it went is
+    the reason that its callback is given."""
     if raw is None or state is State.COMPLETED or b'"group_id"' not in raw:
         return []
     try:
         message: Message = decode(raw)
     except MessageError:
         return []
-    return end_group(namespace, message, f"group member {message.id} {_GONE}", then)
+    return end_group(namespace, message, f"group member {message.id} {how}", then)

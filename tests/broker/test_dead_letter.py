@@ -173,7 +173,7 @@ def test_what_a_lost_host_left_is_followed_by_its_recovery(
     check_told(alerts)
 
 
-@pytest.mark.parametrize("way", ["delete", "purge"])
+@pytest.mark.parametrize("way", ["delete", "purge", "cancel"])
 def test_the_callback_of_a_group_that_an_operator_ended_is_followed_too(
     bench: Bench, alerts: Bench, bench_url: str, way: str
 ) -> None:
@@ -185,9 +185,11 @@ def test_the_callback_of_a_group_that_an_operator_ended_is_followed_too(
     with Inspector(bench_url, namespace=namespace, on_dead_letter=follow) as inspector:
         if way == "delete":
             inspector.delete_task(bench.look().waiting[0], "q")
+        elif way == "cancel":
+            inspector.cancel(bench.look().waiting[0])
         else:
             inspector.purge("q")
     (args,) = told(alerts)
     assert args["id"] == f"{made.id}:cb"
-    assert "deleted by an operator" in args["error"]
+    assert ("was cancelled" if way == "cancel" else "deleted by an operator") in args["error"]
     assert bench.look().places(f"{made.id}:cb") == [State.ARCHIVED]

@@ -259,7 +259,10 @@ def test_schedules_are_shown_with_what_comes_next_and_doubts_are_no_problems(
     ]
     main(["check", "--json"])
     said = json.loads(capfd.readouterr().out)
-    assert [warning["path"] for warning in said["warnings"]] == ["schedules.ping.kind", "schedules.ping.queue"]
+    assert [warning["path"] for warning in said["warnings"]] == [
+        "schedules.ping.kind",
+        "schedules.ping.queue",
+    ]
     assert said["schedules"]["nightly"]["spec"] == "CRON_TZ=Europe/Berlin 0 3 * * *"
     assert len(said["schedules"]["nightly"]["next_times"]) == 5
     assert said["schedules"]["ping"]["next_times"] == []
