@@ -1,7 +1,8 @@
 """What an operator does to many tasks, page by page: run the dead letters again, purge a queue.
 
-Nothing here asks for all keys or a whole set: a page has at most 200 tasks and 4 MB and takes two round
-trips, each of a few milliseconds, so that a server with millions of tasks serves everybody else meanwhile.
+Nothing here asks for all keys or a whole set: a page has at most 200 tasks and 4 MiB of messages and takes
+two round trips, each of a few milliseconds, so that a server with millions of tasks serves everybody else
+meanwhile. A message that is longer than that is a page of its own, and read by itself.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def run_page(
     Raises BrokerError.
     """
     offset = int(after or 0)
-    rows = yield from _rows(queue, State.ARCHIVED, offset)
+    rows, is_last = yield from _rows(queue, State.ARCHIVED, offset)
     page = Page()
     chosen: list[_Row] = []
     for row in rows:
@@ -87,7 +88,7 @@ def run_page(
             elif word == "moved":
                 page.moved.append(row.task)
             moved += word in ("moved", "pending", "active")
-    if page.seen == len(rows) < PAGE or (page.seen < len(rows) and len(chosen) < limit):
+    if (is_last and page.seen == len(rows)) or (page.seen < len(rows) and len(chosen) < limit):
         return page
     page.next = str(offset + page.seen - moved)
     return page
@@ -136,18 +137,18 @@ def purge_page(
         (found,) = yield [call(script("list_ready"), (queue.stream,), args)]
         if isinstance(found, BrokerError):
             raise found
+        found, is_last = _fitting(found)
         rows = []
         for entry, task_id, msg, size, *_ in found:
             if int(text(entry).partition("-")[0]) > until * 1000:
+                is_last = True
                 break
             task = ListedTask(queue.name, state, text(task_id), entry=text(entry), size=int(size))
             rows.append(_Row(task, (yield from _whole(queue, task.id, msg, size))))
-        is_last = len(rows) < PAGE
         page.next = "" if is_last else rows[-1].task.entry
     else:
         offset = int(after or 0)
-        rows = yield from _rows(queue, state, offset)
-        is_last = len(rows) < PAGE
+        rows, is_last = yield from _rows(queue, state, offset)
     page.seen = len(rows)
     if not rows:
         return page
@@ -165,11 +166,13 @@ def purge_page(
     return page
 
 
-def _rows(queue: QueueKeys, state: State, offset: int) -> Steps[list[_Row]]:
+def _rows(queue: QueueKeys, state: State, offset: int) -> Steps[tuple[list[_Row], bool]]:
+    """A page of a set, and whether it is the last."""
     args = [offset, PAGE, queue.task_prefix, REPLY_BYTES]
     (found,) = yield [call(script("list_set"), (queue.set_of(state),), args)]
     if isinstance(found, BrokerError):
         raise found
+    found, is_last = _fitting(found)
     rows: list[_Row] = []
     for task_id, score, msg, size, _, crashes, enqueued_at, error, _ in found:
         raw = yield from _whole(queue, text(task_id), msg, size)
@@ -184,7 +187,16 @@ def _rows(queue: QueueKeys, state: State, offset: int) -> Steps[list[_Row]]:
             error=text(error),
         )
         rows.append(_Row(described(task, raw), raw))
-    return rows
+    return rows, is_last
+
+
+def _fitting(found: Sequence[Any]) -> tuple[Sequence[Any], bool]:
+    """The rows of a listing up to the first message that had no room in the reply, and whether that is all
+    there was. It may be the first row itself."""
+    for at, (_, _, msg, size, *_) in enumerate(found):
+        if at and msg is None and size:
+            return found[:at], False
+    return found, len(found) < PAGE
 
 
 def _whole(queue: QueueKeys, task_id: str, msg: bytes | None, size: int) -> Steps[bytes | None]:

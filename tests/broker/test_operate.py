@@ -221,6 +221,28 @@ def test_all_dead_letters_of_a_queue_run_again_in_pages(bench: Bench, inspector:
     assert bench.stored(found.waiting[0]).retried == 0
 
 
+@pytest.mark.parametrize("state", [State.PENDING, State.ARCHIVED], ids=lambda s: s.label)
+def test_a_page_holds_no_more_than_4_mib_of_messages_or_one_that_is_longer(
+    bench: Bench, inspector: Inspector, state: State
+) -> None:
+    sizes = [5_000_000, 1_500_000, 1_500_000, 1_500_000, 10]
+    for number, size in enumerate(sizes):
+        payload = b'{"n":"' + b"x" * size + b'"}'
+        if state is State.ARCHIVED:
+            dead(bench, 1, kind=f"k{number}", payload=payload)
+        else:
+            bench.add(f"t{number}", payload=payload)
+    pages: list[int] = []
+    if state is State.ARCHIVED:
+        assert inspector.run_all("q", dry_run=True, on_page=lambda page: pages.append(page.seen)).moved == 5
+        assert pages == [1, 2, 2]
+        assert inspector.run_all("q").moved == 5
+        pages.clear()
+    assert inspector.purge("q", on_page=lambda page: pages.append(page.seen)).moved == 5
+    assert pages[:3] == [1, 2, 2]
+    assert bench.look().hashes == {}
+
+
 def test_only_those_that_match_run_again_and_a_dry_run_moves_none(bench: Bench, inspector: Inspector) -> None:
     dead(bench, 600, kind="a")
     dead(bench, 20, kind="b")
