@@ -11,6 +11,7 @@ from chronosd.broker.commands import BATCH
 from chronosd.broker.consume import Again, Dead, Kept, archive, retain, retry
 from chronosd.broker.enqueue import NewTask
 from chronosd.broker.message import encode
+from chronosd.errors import BrokerRefused
 from chronosd.states import State
 from tests.support.bench import Bench
 
@@ -88,6 +89,20 @@ def test_an_id_that_has_ended_is_replaced_with_nothing_left_of_the_old_task(
     assert word == found.places("a")[0].label
     assert set(found.hashes["a"]) == {"msg", "state", "enqueued_at", "nonce"}
     assert bench.stored().payload == b'{"n":2}'
+
+
+@pytest.mark.parametrize("delay_ms", [0, 60_000])
+def test_what_is_kept_under_an_id_stays_where_the_new_task_has_no_place(bench: Bench, delay_ms: int) -> None:
+    """The old task was deleted first, and then the key of another type was met."""
+    run = bench.take("a", nonce="n1", retention=60)
+    bench.run(retain(bench.queue, [Kept(run.entry, bench.message("a", retention=60))]))
+    place = bench.queue.scheduled if delay_ms else bench.queue.stream
+    bench.redis.delete(place)
+    bench.redis.set(place, "of another type")
+    with pytest.raises(BrokerRefused, match="WRONGTYPE"):
+        bench.run(enqueue.enqueue(bench.queue, [bench.new("a", nonce="n2", delay_ms=delay_ms)]))
+    assert bench.redis.hget(bench.queue.task("a"), "state") == b"3"
+    assert bench.redis.zscore(bench.queue.completed, "a") is not None
 
 
 @pytest.mark.parametrize("state", [State.SCHEDULED, State.RETRY, State.ARCHIVED, State.COMPLETED])

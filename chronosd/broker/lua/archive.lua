@@ -1,9 +1,9 @@
 -- Purpose  Dead-letters tasks: keeps each, with its last error, until an operator or the janitor ends it.
 -- KEYS     1 stream (stream)  2 archived (zset, score = died at, unix seconds)
 -- ARGV     1 group  2 task key prefix  3 '1' if fetch delivered them (see owns.lua), else ''
---          then per task: entry, id, unique lock key ('' = none, or read off the message that stays as it is), msg
---          ('' = unchanged),
---          n, and n times: hash field, value ('' = delete the field), then what follows it (see follow.lua)
+--          then per task: entry, id, unique lock key ('' = none, or read off the message that stays as it is),
+--          msg ('' = unchanged), n, and n times: hash field, value ('' = delete the field), then what follows it
+--          (see follow.lua)
 -- Returns  the entries that were no longer pending (lost): nothing was changed for those
 --#include trace
 --#include follow

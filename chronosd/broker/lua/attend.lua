@@ -1,8 +1,8 @@
 -- Purpose  Looks after schedules: notes when each was first seen, takes or renews its lease, shows it.
 -- KEYS     1 schedules (hash: id -> JSON)
 -- ARGV     1 owner  2 lease in milliseconds  3 '1' to refresh what is shown
---          then per schedule: id, key of last (string), key of lease (string), newest trigger the caller knows of
---          ('' at first sight), JSON before and after the times
+--          then per schedule: id, key of last (string), key of lease (string), newest trigger the caller
+--          knows of ('' at first sight), JSON before and after the times
 -- Returns  {now in milliseconds, then per schedule {last, holder of the lease} or {what is wrong with it}}
 -- Note     What cannot be read is never taken for absent: that would be a first sight, and lose a trigger.
 --          Last grows and never shrinks, also if it was lost or set back by others.

@@ -2,8 +2,8 @@
 -- KEYS     1 stream (stream)  2 the task's hash  3 cancelled (zset: "entry force id", score = marked at,
 --          unix seconds)
 -- ARGV     1 group  2 id  3 '1' if its worker may be killed for it, else '0'
--- Returns  'marked' | 'waiting' (it does not run) | 'foreign' (it runs, but not on a worker of ours) | 'ended' |
---          'absent'
+-- Returns  'marked' | 'waiting' (it does not run) | 'foreign' (it runs, but not on a worker of ours)
+--          | 'ended' | 'absent'
 -- Note     A mark names the run that it is for; a later run of the same id is another matter.
 local stream, key, marks, group, id, force = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3]
 local task = redis.pcall('HMGET', key, 'state', 'sid')

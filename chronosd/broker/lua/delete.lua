@@ -1,11 +1,12 @@
--- Purpose  Deletes tasks, with their unique locks, wherever they are. What runs is left alone unless it is forced.
+-- Purpose  Deletes tasks, with their unique locks, wherever they are. What runs is left alone unless it is
+--          forced.
 -- KEYS     1 stream (stream)  2 scheduled  3 retry  4 archived  5 completed (zsets)
 -- ARGV     1 group  2 task key prefix  3 '1' = also what runs
 --          then per task: id ('' = its entry names none), entry ('' = not known), state that it must be in
 --          ('' = any), and what follows (see follow.lua)
 -- Returns  per task: 'deleted' | 'active' | 'absent' | 'changed' (it is in another state by now)
--- Note     The entry of a waiting task is looked for near the time at which it was enqueued. One that is not found
---          stays, as does that of a running one: whoever meets it finds no task and drops it.
+-- Note     The entry of a waiting task is looked for near the time at which it was enqueued. One that is not
+--          found stays, as does that of a running one: whoever meets it finds no task and drops it.
 --#include unique
 --#include trace
 --#include follow
@@ -37,7 +38,7 @@ end
 local function delete(id, entry, expected)
   if entry ~= '' and is_delivered(entry) then return 'active' end
   if id == '' then
-    redis.call('XDEL', stream, entry)
+    redis.pcall('XDEL', stream, entry)
     return 'deleted'
   end
   local key = prefix .. id
@@ -57,7 +58,7 @@ local function delete(id, entry, expected)
     -- a blocking read may have delivered it, and nobody has taken it in yet
     if entry ~= '' then redis.pcall('XACK', stream, group, entry) end
   end
-  if entry ~= '' then redis.call('XDEL', stream, entry) end
+  if entry ~= '' then redis.pcall('XDEL', stream, entry) end -- if it is no stream any more, it is gone
   return task[1] and 'deleted' or 'absent'
 end
 

@@ -1,6 +1,6 @@
--- Part of other scripts, which include unique.lua before it. Dead-letters the task of a run that was cancelled and
--- now would run again, whatever brought it here: a failure, a hand-back, the death of its worker. One that asked
--- for no dead letter is deleted. The message is read as text: no script parses one.
+-- Part of other scripts, which include unique.lua before it. Dead-letters the task of a run that was cancelled
+-- and now would run again, whatever brought it here: a failure, a hand-back, the death of its worker. One that
+-- asked for no dead letter is deleted. The message is read as text: no script parses one.
 -- Returns whether it was cancelled; false changes nothing. `prefix` is the task key prefix.
 local function end_if_cancelled(prefix, id, entry, archived, now)
   local key = prefix .. id

@@ -2,7 +2,8 @@
 -- KEYS     1 stream (stream)  2 scheduled  3 retry  4 archived  5 completed (zsets)
 -- ARGV     1 task key prefix
 --          then per task: id, nonce ('' = the id itself is unique to this call), msg,
---          mode: 'now' | 'in' | 'at', and after a space its trace context if it has one (see trace.lua), ms: delay or unix instant in milliseconds (0 with 'now')
+--          mode: 'now' | 'in' | 'at', and after a space its trace context if it has one (see trace.lua),
+--          ms: delay or unix instant in milliseconds (0 with 'now')
 -- Returns  per task: 'pending' | 'scheduled' | 'repeat' (this very call was stored before) | 'conflict'
 --#include trace
 --#include store

@@ -3,8 +3,8 @@
 -- ARGV     1 task key prefix
 --          then per task: what enqueue.lua takes, the key of its unique lock, milliseconds that the lock lives
 --          once the task is due
--- Returns  per task three: enqueue.lua's word, or 'duplicate'; and then the id and the state of the holder ('' =
---          what is under the key is no lock)
+-- Returns  per task three: enqueue.lua's word, or 'duplicate'; and then the id and the state of the holder
+--          ('' = what is under the key is no lock)
 -- Note     A resend finds its own task, and so its own lock: 'repeat', as if there were none.
 --#include unique
 --#include trace

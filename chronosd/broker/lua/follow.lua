@@ -1,5 +1,5 @@
--- Part of other scripts, which include trace.lua before it. Does what follows the end of a task: ARGV[i] is the number of its follow-ups, which
--- come after it, each one of
+-- Part of other scripts, which include trace.lua before it. Does what follows the end of a task: ARGV[i] is the
+-- number of its follow-ups, which come after it, each one of
 --   'task', place, msg
 --          another task, unless its id is in use: a repeat changes nothing
 --   'member', set, results, slot, index, size, result ('' = none), place, head, tail
@@ -13,8 +13,8 @@
 --   'end', set, results, slot, size, archived, place, head, tail, n, then n follow-ups
 --          a group's member is gone for good. Its callback is dead-lettered, with the results so far; what
 --          follows that, if this was it
--- where place is: stream, scheduled, task key prefix, id, delay in milliseconds, set of queue names, queue name,
--- and the place of 'member', 'group' and 'end' is the callback's.
+-- where place is: stream, scheduled, task key prefix, id, delay in milliseconds, set of queue names, queue
+-- name, and the place of 'member', 'group' and 'end' is the callback's.
 -- Keys come as arguments because their number varies; on a cluster they are of the script's own slot.
 -- Returns the index behind the last one, and what went wrong, if anything did: what follows it is not done, and
 -- the same again, later, does the rest. `go`: true, false (nothing is done), or 'reports' (only 'member').

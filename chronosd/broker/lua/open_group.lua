@@ -1,9 +1,10 @@
 -- Purpose  Enqueues a group, all of it at once: the set of its members and every member in its place.
 -- KEYS     1 members (set)  2 messages put down by stage_group.lua (hash)  3 the callback's task (hash)
 --          4 queue names (set)
--- ARGV     1 seconds for which it waits for a success  2 n  then per queue, n times: name, stream, scheduled, task key prefix
---          then per member: slot, number of its queue (from 1), id, mode: 'now' | 'in' | 'at' (and trace context, as
---          in enqueue.lua), ms: delay or unix instant in milliseconds, message ('' = it was put down)
+-- ARGV     1 seconds for which it waits for a success  2 n
+--          then per queue, n times: name, stream, scheduled, task key prefix
+--          then per member: slot, number of its queue (from 1), id, mode: 'now' | 'in' | 'at' (and trace context,
+--          as in enqueue.lua), ms: delay or unix instant in milliseconds, message ('' = it was put down)
 -- Returns  'opened' | 'repeat' (the group is there, or has ended) | 'expired' (messages that were put down are
 --          gone; nothing was changed)
 -- Note     The members' queues are named in arguments; on a cluster they are of the script's own slot.

@@ -7,8 +7,8 @@
 --          seconds, and what follows it (see follow.lua)
 -- Returns  {the entries that were no longer pending (lost): nothing was changed for those,
 --          ids and reasons of those that were dead-lettered, alternating}
--- Note     Of a task that was deleted while it ran nothing follows but its group's being told: that must not wait
---          for it for ever.
+-- Note     Of a task that was deleted while it ran nothing follows but its group's being told: that must not
+--          wait for it for ever.
 --#include owns
 --#include trace
 --#include follow
@@ -43,7 +43,9 @@ while i <= #ARGV do
       redis.call('DEL', key)
     elseif mine then
       redis.call('HSET', key, 'msg', msg, 'state', '3')
-      redis.call('HDEL', key, 'sid', 'run', 'crashes', 'evidence', 'returned', 'unknown_since', 'free_starts', 'error')
+      redis.call(
+        'HDEL', key, 'sid', 'run', 'crashes', 'evidence', 'returned', 'unknown_since', 'free_starts', 'error'
+      )
       redis.call('ZADD', completed, string.format('%.6f', now + keep), id)
     end
     if lock ~= '' and (mine or gone) and redis.pcall('GET', lock) == id then redis.pcall('DEL', lock) end

@@ -38,7 +38,9 @@ while i <= #ARGV do
         redis.call('HSET', key, 'state', '1', 'sid', '')
         redis.call('XADD', stream, '*', 'task_id', id)
       end
-      if lock ~= '' then hold(lock, id, delay + (tonumber(redis.call('HGET', key, 'unique_ttl') or '') or 60000), prefix) end
+      if lock ~= '' then
+        hold(lock, id, delay + (tonumber(redis.call('HGET', key, 'unique_ttl') or '') or 60000), prefix)
+      end
     end
   end
   i = i + 6 + 2 * n

@@ -1,4 +1,5 @@
--- Part of other scripts, which include trace.lua before it. Stores one new task; KEYS 1 to 5 are the stream and the sets, as in enqueue.lua.
+-- Part of other scripts, which include trace.lua before it. Stores one new task; KEYS 1 to 5 are the stream and
+-- the sets, as in enqueue.lua.
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local now_ms = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
@@ -17,21 +18,22 @@ end
 local function place(key, held, id, nonce, msg, mode, ms)
   local trace = nil
   mode, trace = mode_and_trace(mode)
+  local word, state, wait, others = 'pending', '1', 0, 2
+  -- The place first: a key of another type there must not leave a body behind that blocks its id, nor take away
+  -- what is kept of an earlier task of that id.
+  if mode == 'now' or (mode == 'at' and ms / 1000 <= now) then
+    redis.call('XADD', KEYS[1], '*', 'task_id', id)
+  else
+    local due = mode == 'in' and now + ms / 1000 or ms / 1000
+    redis.call('ZADD', KEYS[2], string.format('%.6f', due), id)
+    word, state, wait, others = 'scheduled', '6', due - now, 3
+  end
   -- An id of the caller's own may have been used before: ended, deleted by hand, or half of it left.
   if nonce ~= '' or held[1] or held[2] or held[3] then
     redis.call('DEL', key)
-    for k = 2, 5 do redis.call('ZREM', KEYS[k], id) end
+    for k = others, 5 do redis.pcall('ZREM', KEYS[k], id) end
   end
-  if mode == 'now' or (mode == 'at' and ms / 1000 <= now) then
-    -- the place first: a key of another type there must not leave a body behind that blocks its id
-    redis.call('XADD', KEYS[1], '*', 'task_id', id)
-    redis.call('HSET', key, 'msg', msg, 'state', '1', 'enqueued_at', now_ms, 'nonce', nonce)
-    if trace then leave_trace(key, trace) end
-    return 'pending', 0
-  end
-  local due = mode == 'in' and now + ms / 1000 or ms / 1000
-  redis.call('ZADD', KEYS[2], string.format('%.6f', due), id)
-  redis.call('HSET', key, 'msg', msg, 'state', '6', 'enqueued_at', now_ms, 'nonce', nonce)
+  redis.call('HSET', key, 'msg', msg, 'state', state, 'enqueued_at', now_ms, 'nonce', nonce)
   if trace then leave_trace(key, trace) end
-  return 'scheduled', due - now
+  return word, wait
 end

@@ -1,4 +1,5 @@
--- Part of other scripts, which include trace.lua before it: what a fetch does with an entry that is the consumer's own.
+-- Part of other scripts, which include trace.lua before it: what a fetch does with an entry that is the
+-- consumer's own.
 -- Expects the locals stream, group, consumer, prefix (of task keys), budget (message bytes that one reply may
 -- carry), sets (sorted set by state), and fills rows, gone and n (length of rows).
 local function drop(entry, id)

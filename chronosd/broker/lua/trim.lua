@@ -1,12 +1,13 @@
 -- Purpose  Deletes finished tasks of one set: those past their time, then the oldest above a number.
 -- KEYS     1 archived or completed (zset)
--- ARGV     1 task key prefix  2 the set's state (a number)  3 age in milliseconds: a score this far in the past has passed ('' = no limit)
+-- ARGV     1 task key prefix  2 the set's state (a number)
+--          3 age in milliseconds: a score this far in the past has passed ('' = no limit)
 --          4 the most to keep (0 = no limit)  5 the most to delete in one call
 -- Returns  {deleted by age, deleted by number, ids by age, ids by number: dead letters that may be members of
 --          groups, to be deleted by who can read their messages; they are still there}
 -- Note     A task that is in another state by now only leaves the set: it is alive.
---          A unique lock has gone with the task's end, unless chronos-go ended it and died before it could let go:
---          such a one goes with the task. Long messages are not read for it: it has a TTL.
+--          A unique lock has gone with the task's end, unless chronos-go ended it and died before it could let
+--          go: such a one goes with the task. Long messages are not read for it: it has a TTL.
 --#include unique
 local set, prefix, state, age = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local keep, limit = tonumber(ARGV[4]), tonumber(ARGV[5])
