@@ -80,7 +80,8 @@ class Collector:
         daemon, why = self._ask()
         try:
             served = set(self._config.queues) if self._config is not None else set()
-            names = sorted({*self._inspector.queue_names()} - served)[: _MOST_QUEUES - len(served)]
+            others = sorted({*self._inspector.queue_names()} - served)
+            names = others[: max(_MOST_QUEUES - len(served), 0)]
             queues = self._inspector.stats_of({*names, *served})
             schedules = self._inspector.schedules(self._config)
             self._look_up(daemon)
