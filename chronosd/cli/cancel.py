@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from chronosd.cli.failure import OK, RUNTIME, say
+from chronosd.cli.named import Named, task_argument
 from chronosd.cli.options import find_server, json_option, reaching, server_options
 from chronosd.cli.output import print_json, shown
 
@@ -20,12 +21,12 @@ _SAID = {
 
 
 @click.command("cancel")
-@click.argument("words", metavar="[QUEUE] ID", nargs=-1, required=True)
+@task_argument
 @click.option("--force", is_flag=True, help="Kill the worker if the task still runs a second later.")
 @server_options
 @json_option
 def cancel(
-    words: tuple[str, ...],
+    named: Named,
     force: bool,
     config_file: str | None,
     redis_url: str | None,
@@ -46,12 +47,9 @@ def cancel(
 
     Exit codes: 0 cancelled, or on its way; 1 no such task, or it has ended; 3 Redis does not answer.
     """
-    if len(words) > 2:
-        raise click.UsageError("takes a task's id, or a queue and an id")
-    task_id, queue = words[-1], words[0] if len(words) == 2 else None
     server = find_server(config_file, redis_url, namespace)
     with reaching(server), server.inspector() as inspector:
-        found = inspector.cancel(task_id, queue, force=force)
+        found = inspector.cancel(*named, force=force)
     word = found.done.value
     is_done = word in ("removed", "marked")
     if as_json:

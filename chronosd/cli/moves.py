@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,10 @@ import click
 
 from chronosd.cli.enqueue import parse_instant
 from chronosd.cli.failure import OK, RUNTIME
+from chronosd.cli.named import Named, look_up, task_argument
 from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import instant, note, print_json, print_table, shown
+from chronosd.cli.progress import Progress
 from chronosd.durations import parse_duration
 from chronosd.errors import InvalidTask
 from chronosd.states import State
@@ -24,19 +25,17 @@ if TYPE_CHECKING:
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/([smh]))?")
 _PER_S = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LISTED = 100
-_TELL_S = 5.0
 _PURGED = tuple(state.label for state in State if state is not State.ACTIVE)
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
-words_argument = click.argument("words", metavar="[QUEUE] ID", nargs=-1, required=True)
 
 
 @click.command("run")
-@words_argument
+@task_argument
 @server_options
 @json_option
 def run(
-    words: tuple[str, ...],
+    named: Named,
     config_file: str | None,
     redis_url: str | None,
     namespace: str | None,
@@ -53,16 +52,15 @@ def run(
       chronosd task run 5b1c3c9e-...
       chronosd task run reports report-2026-02
     """
-    task_id, queue = _named(words)
     server = find_server(config_file, redis_url, namespace)
     with reaching(server), server.inspector() as inspector:
-        found = inspector.find_task(task_id) if queue is None else inspector.show_task(queue, task_id)
-        is_moved = inspector.run_task(task_id, found.queue)
+        found = look_up(inspector, named)
+        is_moved = inspector.run_task(found.id, found.queue)
     if as_json:
-        print_json({"id": task_id, "queue": found.queue, "moved": is_moved, "was": _label(found)})
+        print_json({"id": found.id, "queue": found.queue, "moved": is_moved, "was": _label(found)})
         return
     said = f"ready to run (it was {_label(found)})" if is_moved else "is ready already"
-    click.echo(f"task {shown(task_id)} of queue {found.queue}: {said}")
+    click.echo(f"task {shown(found.id)} of queue {found.queue}: {said}")
 
 
 @click.command("run-all")
@@ -101,7 +99,7 @@ def run_all(
     paced = None if rate is None else _rate(rate)
     server = find_server(config_file, redis_url, namespace)
     would: list[ListedTask] = []
-    progress = _Progress("run", is_quiet=as_json or dry_run)
+    progress = Progress("run", is_quiet=as_json or dry_run)
 
     def tell(page: Page) -> None:
         progress.more(len(page.moved))
@@ -139,13 +137,13 @@ def run_all(
 
 
 @click.command("rm")
-@words_argument
+@task_argument
 @click.option("--force", is_flag=True, help="Also if it is running.")
 @yes_option
 @server_options
 @json_option
 def rm(
-    words: tuple[str, ...],
+    named: Named,
     force: bool,
     yes: bool,
     config_file: str | None,
@@ -164,17 +162,16 @@ def rm(
       chronosd task rm 5b1c3c9e-...
       chronosd task rm reports report-2026-02 --yes
     """
-    task_id, queue = _named(words)
     server = find_server(config_file, redis_url, namespace)
     with reaching(server), server.inspector() as inspector:
-        found = inspector.find_task(task_id) if queue is None else inspector.show_task(queue, task_id)
+        found = look_up(inspector, named)
         kind = found.message.kind if found.message is not None else "unreadable"
-        name = f"task {shown(task_id)} of queue {found.queue} ({shown(kind)}, {_label(found)})"
+        name = f"task {shown(found.id)} of queue {found.queue} ({shown(kind)}, {_label(found)})"
         if not _agreed(f"Delete {name}?", yes):
             return RUNTIME
-        inspector.delete_task(task_id, found.queue, force=force)
+        inspector.delete_task(found.id, found.queue, force=force)
     if as_json:
-        print_json({"id": task_id, "queue": found.queue, "deleted": True, "was": _label(found)})
+        print_json({"id": found.id, "queue": found.queue, "deleted": True, "was": _label(found)})
     else:
         click.echo(f"deleted: {name}")
     return OK
@@ -213,7 +210,7 @@ def purge(
     """
     server = find_server(config_file, redis_url, namespace)
     chosen = states or ("pending", "scheduled", "retry")
-    progress = _Progress("deleted", is_quiet=as_json)
+    progress = Progress("deleted", is_quiet=as_json)
     with reaching(server), server.inspector() as inspector:
         counts = _counts(inspector.queue_stats(queue), chosen)
         if not _agreed(f"Delete {counts} tasks of queue {queue}?", yes):
@@ -226,36 +223,6 @@ def purge(
         by_state = ", ".join(f"{count} {state}" for state, count in done.states.items())
         click.echo(f"queue {queue}: {_counted(done.moved)} deleted ({by_state})")
     return OK
-
-
-class _Progress:
-    """How far it is, on stderr: a line that is written over on a terminal, else one now and then."""
-
-    def __init__(self, verb: str, *, is_quiet: bool) -> None:
-        self._verb = verb
-        self._is_quiet = is_quiet
-        self._count = 0
-        self._told_at = time.monotonic()
-
-    def more(self, count: int) -> None:
-        self._count += count
-        if self._is_quiet or not count:
-            return
-        if sys.stderr.isatty():
-            click.echo(f"\r{self._count} {self._verb}", err=True, nl=False)
-        elif time.monotonic() - self._told_at > _TELL_S:
-            self._told_at = time.monotonic()
-            note(f"{self._count} {self._verb}")
-
-    def end(self) -> None:
-        if self._count and not self._is_quiet and sys.stderr.isatty():
-            click.echo("\r\033[K", err=True, nl=False)
-
-
-def _named(words: tuple[str, ...]) -> tuple[str, str | None]:
-    if len(words) > 2:
-        raise click.UsageError("takes a task's id, or a queue and an id")
-    return words[-1], words[0] if len(words) == 2 else None
 
 
 def _agreed(question: str, yes: bool) -> bool:

@@ -13,6 +13,7 @@ import click
 from chronosd.broker.keys import Field
 from chronosd.cli.cancel import cancel
 from chronosd.cli.moves import rm, run, run_all
+from chronosd.cli.named import Named, look_up, task_argument
 from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import instant, json_text, note, print_fields, print_json, print_table, span
 from chronosd.states import State
@@ -77,11 +78,11 @@ def ls(
 
 
 @task.command("show")
-@click.argument("words", metavar="[QUEUE] ID", nargs=-1, required=True)
+@task_argument
 @server_options
 @json_option
 def show(
-    words: tuple[str, ...],
+    named: Named,
     config_file: str | None,
     redis_url: str | None,
     namespace: str | None,
@@ -94,11 +95,9 @@ def show(
       chronosd task show 5b1c3c9e-...
       chronosd task show default report-2026-02 --json
     """
-    if len(words) > 2:
-        raise click.UsageError("takes a task's id, or a queue and an id")
     server = find_server(config_file, redis_url, namespace)
     with reaching(server), server.inspector() as inspector:
-        found = inspector.find_task(words[0]) if len(words) == 1 else inspector.show_task(*words)
+        found = look_up(inspector, named)
     if as_json:
         print_json(_details(found))
     else:
