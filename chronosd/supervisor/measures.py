@@ -54,10 +54,7 @@ class Measures:
             "running": {worker.child.pid: _running(worker, now) for worker in self._fleet},
             "stuck": sorted(self._rounds.stuck(now)),
             "kinds": sorted(self._fleet.kinds)[:_MOST_KINDS],
-            "schedules": [
-                {"name": one.name, "leader": one.is_leader, "fired_at": one.fired}
-                for one in self._rounds.scheduler.facts
-            ],
+            "schedules": self._rounds.scheduler.document(),
         }
 
 

@@ -92,10 +92,7 @@ class Publisher:
                 for *labels, value in rows
             ],
             "queues": [_of_queue(gauge) for gauge in gauges],
-            "schedules": [
-                {"name": one.name, "leader": one.is_leader, "fired_at": one.fired}
-                for one in self._rounds.scheduler.facts
-            ],
+            "schedules": self._rounds.scheduler.document(),
         }
 
     def _of_schedules(self) -> Rows:

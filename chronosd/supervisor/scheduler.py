@@ -76,7 +76,6 @@ class ScheduleFacts:
     """What is shown of a schedule."""
 
     name: str
-    id: str
     is_leader: bool
     fired: int | None
     """Newest trigger that this daemon has fired, unix seconds."""
@@ -140,9 +139,13 @@ class Scheduler:
     def facts(self) -> list[ScheduleFacts]:
         """Of each schedule."""
         return [
-            ScheduleFacts(one.schedule.name, id_, one.leader == self._owner, one.fired)
-            for id_, one in self._watches.items()
+            ScheduleFacts(one.schedule.name, one.leader == self._owner, one.fired)
+            for one in self._watches.values()
         ]
+
+    def document(self) -> list[dict[str, Any]]:
+        """The same for the page of the web process and for the control socket."""
+        return [{"name": one.name, "leader": one.is_leader, "fired_at": one.fired} for one in self.facts]
 
     # -- a pass ---------------------------------------------------------------------------------------
 
