@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypedDict
 
 from chronosd.broker.enqueue import Holder, NewTask
 from chronosd.broker.keys import Namespace, QueueKeys
-from chronosd.broker.message import Message, encode, encode_new
+from chronosd.broker.message import DEFAULT_MAX_RETRY, Message, encode, encode_new
 from chronosd.broker.payload import encode_args
 from chronosd.durations import parse_duration, parse_size
 from chronosd.errors import (
@@ -37,7 +37,6 @@ from chronosd.trace import trace_id
 _log = logging.getLogger("chronosd.client")
 
 DEFAULT_QUEUE: Final = "default"
-DEFAULT_MAX_RETRY: Final = 25
 DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024
 DEFAULT_TIMEOUT_S: Final = 2.0
 NO_ARGS: Final[Mapping[str, Any]] = MappingProxyType({})

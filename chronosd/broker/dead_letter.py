@@ -21,13 +21,10 @@ from chronosd.broker.cancel import CANCELLED
 from chronosd.broker.consume import Dead
 from chronosd.broker.follow import NextTask, Place
 from chronosd.broker.keys import Field, Namespace, QueueKeys
-from chronosd.broker.message import Message, encode_new
+from chronosd.broker.message import DEFAULT_MAX_RETRY, Message, encode_new
 from chronosd.broker.payload import encode_args
 from chronosd.config.schema import Config, DeadLetterConfig
 from chronosd.states import State
-
-MAX_RETRY = 25
-"""Of the task that follows; as for any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class DeadLetters:
         }
         id_ = str(uuid.uuid4())
         msg = encode_new(
-            id_, self.kind, self.queue.name, encode_args(args), MAX_RETRY, False, 0, State.PENDING
+            id_, self.kind, self.queue.name, encode_args(args), DEFAULT_MAX_RETRY, False, 0, State.PENDING
         )
         return (NextTask(Place(self.namespace, self.queue, id_), msg),)
 

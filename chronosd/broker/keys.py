@@ -121,7 +121,7 @@ class QueueKeys:
         return self.task_prefix[: -len("t:")] + "cancelled"
 
     def unique(self, kind: str, payload_sha256: str) -> str:
-        """The unique lock of a kind with these arguments (WIRE.md section 3)."""
+        """The unique lock of a kind with these arguments, as chronos-go has it."""
         return f"{self.unique_prefix}{kind}:{payload_sha256}"
 
     def group(self, group_id: str) -> str:

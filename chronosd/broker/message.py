@@ -1,9 +1,9 @@
 """The text under a task's hash field ``msg``: chronos-go's fields, in its order, with its omissions.
 
 Go producers and workers read what is written here and the other way round, so nothing of ours is added
-(further hash fields are the place for that) and nothing of Go's is dropped: what this version does not act
-on yet, chains and groups, is carried in `Message.workflow`. The facts are in WIRE.md section 2; golden
-tests hold this module to dumps of a real chronos-go.
+(further hash fields are the place for that) and nothing of Go's is dropped. The fields of chains and groups
+are only carried here, in `Message.workflow`; :mod:`chronosd.broker.workflow` knows what they mean. Golden
+tests hold this module to dumps of a real chronos-go 1.2.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from binascii import a2b_base64, b2a_base64
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import orjson
 
@@ -19,9 +19,12 @@ from chronosd.broker.payload import go_escapes
 from chronosd.errors import MessageError
 from chronosd.states import State
 
+DEFAULT_MAX_RETRY: Final = 25
+"""How often a failure is retried where nobody says otherwise; as chronos-go has it."""
+
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
-# fields after unique_key that this version only carries, in Go's order around `result`
+# fields of chains and groups, after unique_key, in Go's order around `result`
 _BEFORE_RESULT: dict[str, type] = {
     "chain": list,
     "chain_id": str,
@@ -53,7 +56,7 @@ class Message:
     payload: bytes
     """The JSON of the arguments (base64 only on the wire)."""
     retried: int = 0
-    max_retry: int = 25
+    max_retry: int = DEFAULT_MAX_RETRY
     no_archive: bool = False
     unique_key: str = ""
     """The full key of the unique lock, namespace included; empty if there is none."""

@@ -22,7 +22,7 @@ from pydantic_core import to_jsonable_python
 from chronosd.errors import InvalidTask, MessageError, PayloadTooLarge
 
 MAX_RESULT_BYTES = 1024 * 1024
-"""Go dead-letters a task whose result is larger (WIRE.md section 2)."""
+"""Go dead-letters a task whose result is larger."""
 
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 

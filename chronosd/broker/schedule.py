@@ -21,14 +21,11 @@ import orjson
 
 from chronosd.broker.commands import Command, call, script, text
 from chronosd.broker.keys import Namespace
-from chronosd.broker.message import encode_new
+from chronosd.broker.message import DEFAULT_MAX_RETRY, encode_new
 from chronosd.broker.payload import encode_args, go_escapes
 from chronosd.config.schema import Config
 from chronosd.cron import Rule
 from chronosd.states import State
-
-MAX_RETRY = 25
-"""Scheduled tasks have the ordinary options: chronos.yaml has no keys for others."""
 
 LEASE_S = 5.0
 """As long as chronos-go's leader has."""
@@ -66,7 +63,7 @@ def schedules_of(config: Config) -> tuple[Schedule, ...]:
 
 
 def schedule_id(kind: str, spec: str, queue: str, payload: bytes) -> str:
-    """chronos-go's id of a schedule (WIRE.md section 3)."""
+    """chronos-go's id of a schedule (1.2)."""
     digest = hashlib.sha256(queue.encode() + b"\0" + payload).hexdigest()
     return f"{kind}:{spec}#{digest[:16]}"
 
@@ -144,7 +141,9 @@ def fire(
     one, task_id, msg = schedule, schedule.task_id(trigger), b""
     queue, keys = namespace.queue(one.queue), namespace.schedule(one.id)
     if not passing:
-        msg = encode_new(task_id, one.kind, one.queue, one.payload, MAX_RETRY, False, 0, State.PENDING)
+        # with the ordinary options: chronos.yaml has no keys for others
+        options = (DEFAULT_MAX_RETRY, False, 0)
+        msg = encode_new(task_id, one.kind, one.queue, one.payload, *options, State.PENDING)
     return call(
         script("fire"),
         (

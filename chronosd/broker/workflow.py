@@ -1,4 +1,4 @@
-"""Chains and groups: from a message and its result to what follows. Pure; WIRE.md, sections 2 to 4.
+"""Chains and groups: from a message and its result to what follows. Pure; all as chronos-go 1.2 has it.
 
 A chain's task carries the links that are still to come in its own message, a group's member the callback of
 its group. So whoever runs a task, this worker or a Go process, knows all that follows, and every id comes

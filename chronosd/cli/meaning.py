@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from chronosd.broker.message import DEFAULT_MAX_RETRY
 from chronosd.cli.output import span
 from chronosd.config.schema import Config
 from chronosd.log import mask
-
-MAX_RETRY = 25
-"""What a task has unless its producer says otherwise."""
 
 
 def describe(config: Config, handlers: dict[str, Any]) -> list[tuple[str, str]]:
@@ -113,9 +111,9 @@ def _followed(config: Config) -> list[tuple[str, str]]:
 
 
 def _retries(config: Config, handlers: dict[str, Any]) -> str:
-    longest = total_backoff_s(config.retry.base, config.retry.cap, MAX_RETRY)
+    longest = total_backoff_s(config.retry.base, config.retry.cap, DEFAULT_MAX_RETRY)
     text = (
-        f"the {MAX_RETRY} a task has by default end after about {span_about(longest / 2)}"
+        f"the {DEFAULT_MAX_RETRY} a task has by default end after about {span_about(longest / 2)}"
         f" (at most {span_about(longest)} of waiting); then it is archived"
     )
     others = [
@@ -127,7 +125,7 @@ def _retries(config: Config, handlers: dict[str, Any]) -> str:
 
 
 def _longest_s(handler: dict[str, Any]) -> float:
-    return total_backoff_s(handler["retry_base_s"], handler["retry_cap_s"], MAX_RETRY)
+    return total_backoff_s(handler["retry_base_s"], handler["retry_cap_s"], DEFAULT_MAX_RETRY)
 
 
 def _timeout(config: Config) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from chronosd.broker import schedule as broker
 from chronosd.broker.commands import Command
-from chronosd.broker.message import decode
+from chronosd.broker.message import DEFAULT_MAX_RETRY
 from chronosd.broker.schedule import Attended, Fired, Schedule, attend, fire, retire, schedule_id
 from chronosd.cron import parse
 from chronosd.errors import BrokerRefused
@@ -621,5 +621,4 @@ def test_schedules_are_listed_with_what_comes_next_and_what_has_fired(bench: Ben
 
 
 def test_the_constants_are_go_s() -> None:
-    assert (broker.LEASE_S, broker.MAX_RETRY) == (5.0, 25)
-    assert decode(b'{"max_retry":25}').max_retry == broker.MAX_RETRY
+    assert (broker.LEASE_S, DEFAULT_MAX_RETRY) == (5.0, 25)

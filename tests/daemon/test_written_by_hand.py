@@ -1,4 +1,4 @@
-"""What others have put into Redis: tasks as WIRE.md has them, and garbage of every sort."""
+"""What others have put into Redis: tasks as chronos-go has them, and garbage of every sort."""
 
 from __future__ import annotations
 

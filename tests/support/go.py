@@ -1,4 +1,4 @@
-"""chronos-go v1 as seen from Redis: its operations, command for command (WIRE.md section 4)."""
+"""chronos-go 1.2 as seen from Redis: its operations, command for command."""
 
 from __future__ import annotations
 
