@@ -14,11 +14,9 @@ from chronosd.broker.cancel import Cancellation
 from chronosd.broker.cancelling import cancel_anywhere
 from chronosd.broker.consumers import Consumer, QueueDetails, name_entries
 from chronosd.broker.dead_letter import DeadLetters
-from chronosd.broker.enqueue import Holder
 from chronosd.broker.finding import Expected, Finding
 from chronosd.broker.inspect import ListedTask, QueueStats, ServerInfo, TaskDetails, TaskPage
 from chronosd.broker.keys import QueueKeys
-from chronosd.broker.operate import delete_task, run_task
 from chronosd.broker.pages import WAITING
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.schedule import schedules_of
@@ -26,10 +24,10 @@ from chronosd.broker.timetable import ScheduleInfo, timetable
 from chronosd.broker.workflow import nothing_more
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
 from chronosd.config.schema import Config, DeadLetterConfig
-from chronosd.errors import DuplicateTask, TaskActive, TaskNotFound
+from chronosd.errors import TaskNotFound
 from chronosd.examination import Examination, examine, possible
-from chronosd.moves import Matching, Moves, Page, purge, run_all
-from chronosd.states import State
+from chronosd.moves import Matching, Moves, Page, delete_one, purge, run_all, run_one
+from chronosd.states import State, state_named
 from chronosd.submission import DEFAULT_TIMEOUT_S
 
 __all__ = [
@@ -182,9 +180,8 @@ class Inspector:
 
         Raises InvalidTask for a queue that cannot be one, ValueError for another state or ``after``.
         """
-        return self._runner.drive(
-            inspect.list_tasks(self._namespace.queue(queue), _state(state), after, limit)
-        )
+        keys = self._namespace.queue(queue)
+        return self._runner.drive(inspect.list_tasks(keys, state_named(state), after, limit))
 
     def show_task(self, queue: str, task_id: str) -> TaskDetails:
         """All that is stored of one task. Raises TaskNotFound."""
@@ -238,20 +235,7 @@ class Inspector:
 
         Raises TaskNotFound, TaskActive if it is running, DuplicateTask if another task has its unique lock.
         """
-        keys = self._where(task_id, queue)
-        queue = keys.name
-        word = self._runner.drive(run_task(keys, task_id))
-        if isinstance(word, Holder):
-            raise DuplicateTask(
-                f"task {word.task_id!r} has the unique lock of task {task_id!r} in queue {queue!r}",
-                task_id=word.task_id,
-                state=word.state,
-            )
-        if word == "absent":
-            raise TaskNotFound(f"no task {task_id!r} in queue {queue!r}")
-        if word in ("active", "changed"):
-            raise TaskActive(f"task {task_id!r} in queue {queue!r} is running")
-        return word == "moved"
+        return run_one(self._runner, self._where(task_id, queue), task_id)
 
     def run_all(
         self,
@@ -295,12 +279,7 @@ class Inspector:
         Raises TaskNotFound, TaskActive if it is running: see :meth:`cancel`.
         """
         keys = self._where(task_id, queue)
-        queue = keys.name
-        word = self._runner.drive(delete_task(self._namespace, keys, task_id, force=force, then=self._then))
-        if word == "absent":
-            raise TaskNotFound(f"no task {task_id!r} in queue {queue!r}")
-        if word == "active":
-            raise TaskActive(f"task {task_id!r} in queue {queue!r} is running: cancel it instead")
+        delete_one(self._runner, self._namespace, keys, task_id, force=force, then=self._then)
 
     def purge(
         self,
@@ -317,7 +296,7 @@ class Inspector:
 
         Raises ValueError for ``active``: what runs cannot be purged.
         """
-        chosen = [_state(state) for state in states]
+        chosen = [state_named(state) for state in states]
         if State.ACTIVE in chosen:
             raise ValueError("states: active tasks cannot be purged; cancel them, or stop the workers")
         keys = self._namespace.queue(queue)
@@ -347,15 +326,6 @@ class Inspector:
 
     def __repr__(self) -> str:
         return f"Inspector({self._runner.target.label!r}, namespace={self.namespace!r})"
-
-
-def _state(state: State | str) -> State:
-    if isinstance(state, State):
-        return state
-    for known in State:
-        if known.label == state:
-            return known
-    raise ValueError(f"state: must be one of {', '.join(s.label for s in State)} (got {state!r})")
 
 
 def _check_id(task_id: str) -> None:

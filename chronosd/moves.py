@@ -1,4 +1,5 @@
-"""What an operator does to many tasks, page by page: a pace, a limit, somebody who is told how far it is."""
+"""What an operator does to one task, or to many: page by page, at a pace, up to a limit, and somebody is told
+how far it is."""
 
 from __future__ import annotations
 
@@ -6,15 +7,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from chronosd.broker.enqueue import Holder
 from chronosd.broker.facts import ListedTask
 from chronosd.broker.inspect import server_time
 from chronosd.broker.keys import Namespace, QueueKeys
+from chronosd.broker.operate import delete_task, run_task
 from chronosd.broker.pages import PAGE, WAITING, Page, purge_page, run_page
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.workflow import Afterwards
+from chronosd.errors import DuplicateTask, TaskActive, TaskNotFound
 from chronosd.states import State
 
-__all__ = ["WAITING", "Matching", "Moves", "Page", "purge", "run_all"]
+__all__ = ["WAITING", "Matching", "Moves", "Page", "delete_one", "purge", "run_all", "run_one"]
 
 _PACE_S = 0.1  # a page of a paced run is what may go in this time
 
@@ -51,6 +55,46 @@ class Moves:
     """How many were not run, because another task has their unique lock."""
     states: Mapping[str, int] = field(default_factory=dict)
     """By state: how many were deleted."""
+
+
+def run_one(runner: SyncRunner, queue: QueueKeys, task_id: str) -> bool:
+    """Makes a task ready at once; False if it was.
+
+    Raises TaskNotFound, TaskActive if it is running, DuplicateTask if another task has its unique lock,
+    BrokerError.
+    """
+    word = runner.drive(run_task(queue, task_id))
+    if isinstance(word, Holder):
+        raise DuplicateTask(
+            f"task {word.task_id!r} has the unique lock of task {task_id!r} in queue {queue.name!r}",
+            task_id=word.task_id,
+            state=word.state,
+        )
+    if word == "absent":
+        raise TaskNotFound(f"no task {task_id!r} in queue {queue.name!r}")
+    if word in ("active", "changed"):
+        raise TaskActive(f"task {task_id!r} in queue {queue.name!r} is running")
+    return word == "moved"
+
+
+def delete_one(
+    runner: SyncRunner,
+    namespace: Namespace,
+    queue: QueueKeys,
+    task_id: str,
+    *,
+    force: bool,
+    then: Afterwards,
+) -> None:
+    """Deletes a task; ``then`` as for :func:`purge`.
+
+    Raises TaskNotFound, TaskActive if it is running and not forced, BrokerError.
+    """
+    word = runner.drive(delete_task(namespace, queue, task_id, force=force, then=then))
+    if word == "absent":
+        raise TaskNotFound(f"no task {task_id!r} in queue {queue.name!r}")
+    if word == "active":
+        raise TaskActive(f"task {task_id!r} in queue {queue.name!r} is running: cancel it instead")
 
 
 def run_all(

@@ -29,6 +29,14 @@ class State(IntEnum):
         return self.name.lower()
 
 
+def state_named(state: State | str) -> State:
+    """The state of a label; a State is returned as it is. Raises ValueError."""
+    for known in State:
+        if state in (known, known.label):
+            return known
+    raise ValueError(f"state: must be one of {', '.join(s.label for s in State)} (got {state!r})")
+
+
 WAITING_SETS: tuple[State, ...] = (State.SCHEDULED, State.RETRY)
 """States whose sorted set is scored by the instant at which the task is due."""
 
