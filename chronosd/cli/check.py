@@ -24,7 +24,12 @@ _PLACED = re.compile(r"(?P<file>.*?):(?P<line>\d+):(?P<column>\d+): (?:(?P<path>
 @click.command(short_help="Check the configuration and the handlers.")
 @config_option
 @click.option(
-    "--timeout", default=30.0, show_default=True, metavar="SECONDS", help="Longest time for the imports."
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest time for the imports.",
 )
 @json_option
 def check(config_file: str | None, timeout: float, as_json: bool) -> int:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from chronosd.config.schema import Config
 
 _CHUNK = 10_000
+_INSTANTS = "2026-03-01T09:00:00+01:00, ...T08:00:00Z, or unix seconds"
 
 
 @click.command(short_help="Enqueue a task.")
@@ -41,7 +42,12 @@ _CHUNK = 10_000
 )
 @click.option("--in", "--delay", "delay", metavar="DURATION", help="Run after that time: 90s, 5m, 1h30m, 7d.")
 @click.option("--at", metavar="TIME", help="Run then: 2026-03-01T09:00:00+01:00, ...Z, or unix seconds.")
-@click.option("--max-retry", type=int, metavar="N", help="Retries after failures; 25 by default.")
+@click.option(
+    "--max-retry",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Retries after failures; 25 by default, 0 for none.",
+)
 @click.option(
     "--retention", metavar="DURATION", help="Keep the task and its result that long once it has succeeded."
 )
@@ -98,7 +104,7 @@ def enqueue(
     options = {
         "queue": queue,
         "delay": delay if delay is None else _ahead(duration("--in", delay), delay),
-        "at": None if at is None else parse_instant(at),
+        "at": None if at is None else parse_instant("--at", at),
         "max_retry": max_retry,
         "retention": retention if retention is None else duration("--retention", retention),
         "unique": unique if unique is None else duration("--unique", unique),
@@ -134,6 +140,8 @@ def parse_args(text: str | None) -> Any:
             text = sys.stdin.buffer.read().decode("utf-8")
         except UnicodeDecodeError as exc:
             raise InvalidTask(f"stdin is not UTF-8 (byte {exc.start})") from None
+    if not text.strip():
+        raise InvalidTask("the arguments are empty; leave JSON out, or write '{}', for a task without any")
     try:
         return json.loads(text)
     except ValueError as exc:
@@ -158,18 +166,19 @@ def _ahead(seconds: float, text: str) -> float:
     return seconds
 
 
-def parse_instant(text: str) -> datetime | float:
-    """What ``--at`` says. Raises InvalidTask; a time without zone is nobody's."""
+def parse_instant(option: str, text: str, *, like: str = _INSTANTS) -> datetime | float:
+    """What ``--at`` says. Raises InvalidTask that names the option; a time without zone is nobody's."""
     try:
         return float(text)
     except ValueError:
         pass
     try:
-        return datetime.fromisoformat(text)
+        at = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidTask(
-            f"--at must be like 2026-03-01T09:00:00+01:00, ...T08:00:00Z, or unix seconds (got {text!r})"
-        ) from None
+        raise InvalidTask(f"{option} must be like {like} (got {text!r})") from None
+    if at.utcoffset() is None:
+        raise InvalidTask(f"{option} needs a time zone, like {like} (got {text!r})")
+    return at
 
 
 def unknown_names(config: Config, kind: str, queue: str) -> Iterator[str]:

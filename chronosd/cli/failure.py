@@ -96,7 +96,9 @@ def explain(exc: ChronosError) -> str:
 
 def _sentence(text: str) -> str:
     text = " ".join(text.split()).rstrip(".")
-    return text[:1].lower() + text[1:]
+    text = text.replace("a valid integer range", "a whole number").replace("a valid float range", "a number")
+    first = text.partition(" ")[0]
+    return text if first.isupper() else text[:1].lower() + text[1:]
 
 
 def say(lines: Sequence[str], code: int) -> int:

@@ -264,12 +264,5 @@ def _since(inspector: Inspector, text: str) -> float:
         return inspector.server_time() - parse_duration(text)
     except ValueError:
         pass
-    try:
-        at = parse_instant(text)
-    except InvalidTask:
-        raise InvalidTask(f"--since must be like 2h, or 2026-03-01T09:00:00Z (got {text!r})") from None
-    if isinstance(at, float):
-        return at
-    if at.utcoffset() is None:
-        raise InvalidTask(f"--since: {text!r} has no time zone, so it names no instant")
-    return at.timestamp()
+    at = parse_instant("--since", text, like="2h, or 2026-03-01T09:00:00Z")
+    return at if isinstance(at, float) else at.timestamp()

@@ -16,8 +16,8 @@ from chronosd.cli.top_data import Pace, Sample, deaths, recovered
 if TYPE_CHECKING:
     from chronosd.inspector import QueueStats, ScheduleInfo
 
-_BEAT_S = 0.25
-"""How often a loop that is well says so: an age up to this is no lag."""
+_BEAT_S = 0.5
+"""How often a loop that is well says so (``worker.main.BEAT_S``): an age up to this is no lag."""
 _LAGGING_S, _STILL_S = 0.1, 3.0
 _OUTCOMES = {
     "succeeded": "green",

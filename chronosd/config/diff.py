@@ -15,7 +15,14 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from chronosd.config.fields import Bytes, Seconds
-from chronosd.config.schema import Config, DeadLetterConfig, HandlerConfig, QueueConfig, ScheduleConfig
+from chronosd.config.schema import (
+    Config,
+    DeadLetterConfig,
+    HandlerConfig,
+    HttpConfig,
+    QueueConfig,
+    ScheduleConfig,
+)
 from chronosd.durations import format_duration, format_size
 
 _FIXED = {
@@ -141,6 +148,8 @@ def _text(value: Any, info: Any = None) -> str:
         return f"{value.kind} in queue {value.queue}"
     if isinstance(value, ScheduleConfig):
         return f"{value.kind}, {value.rule.times}"
+    if isinstance(value, HttpConfig):
+        return value.listen
     if isinstance(value, BaseModel):
         return "set"
     if isinstance(value, tuple | list):

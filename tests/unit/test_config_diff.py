@@ -51,6 +51,12 @@ def test_what_follows_a_dead_letter_is_told() -> None:
     assert change(one, BASE).lines == ("on_dead_letter: alert in queue default to none",)
 
 
+def test_the_address_of_the_web_page_is_told() -> None:
+    one = BASE + "http: {listen: '127.0.0.1:9980'}\n"
+    assert change(BASE, one).lines == ("http: none to 127.0.0.1:9980",)
+    assert change(one, BASE).lines == ("http: 127.0.0.1:9980 to none",)
+
+
 def test_limits_are_told_in_the_units_of_the_file() -> None:
     limits = "workers: 4\nshutdown_timeout: 90s\nmax_payload: 2MiB\n"
     more = "log: {level: debug}\nstrict_priority: true\n"

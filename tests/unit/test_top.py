@@ -12,6 +12,7 @@ from chronosd.broker.inspect import QueueStats
 from chronosd.cli.top_data import History, Pace, Sample, pace, quantile
 from chronosd.cli.top_view import brief, frame, short
 from chronosd.metrics import BUCKETS
+from chronosd.worker.main import BEAT_S
 
 
 def measures(counts: dict[tuple[str, str, str], int], *, pid: int = 7, **changes: Any) -> dict[str, Any]:
@@ -152,8 +153,11 @@ def test_a_worker_whose_loop_stands_still_is_shown_with_what_blocks_it() -> None
     document["workers"][0]["beat_age_s"] = 12.5
     (row,) = [line for line in text(Sample(1.0, document, names=names), Pace({}, {}, {})) if " 70 " in line]
     assert row.rstrip().endswith("BLOCKED BY block id1")
-    assert " 12.2s " in row
+    assert " 12.0s " in row
     document["running"]["70"]["stopped"] = True
     (row,) = [line for line in text(Sample(1.0, document), Pace({}, {}, {})) if " 70 " in line]
     assert " stopped " in row
     assert row.rstrip().endswith("BLOCKED BY a/1-0"), "a task whose name is not known yet"
+    document["workers"][0]["beat_age_s"] = BEAT_S
+    (row,) = [line for line in text(Sample(1.0, document), Pace({}, {}, {})) if " 70 " in line]
+    assert row.split()[3] == "-", "a loop that is well and idle says so no more often"
