@@ -128,11 +128,11 @@ class Cells:
         self._slots_at = slots_at
         self.release = cells.release
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: Any) -> Any:
         return self._cells[index]
 
-    def __setitem__(self, index: int, value: int) -> None:
-        if index < self._slots_at:
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(index, slice) or index < self._slots_at:  # header and tally: no task hangs on those
             self._cells[index] = value
             return
         store = _store((index - self._slots_at) % SLOT_CELLS, value)
@@ -149,7 +149,7 @@ def _store(cell: int, value: int) -> str:
         case "sequence":
             return f"claim:sequence-{'odd' if value % 2 else 'even'}"
         case "state":
-            return f"{_TRANSITIONS[value]}:state"
+            return f"{_TRANSITIONS[value & 0xFF]}:state"  # above it is what counts its end
         case "started" | "deadline":
             return f"{'start' if value else 'claim'}:{name}"
         case _:
@@ -227,8 +227,8 @@ def _watch_board() -> None:
         events.write("claim", entries[slot], now_ns)
         claim(board, slot, entry, queue_index, now_ns)
 
-    def succeeded(board: Board, slot: int) -> None:
-        succeed(board, slot)
+    def succeeded(board: Board, slot: int, counter: int = 0) -> None:
+        succeed(board, slot, counter)
         events.write("succeeded", entries[slot])
 
     _replace(Board, "claim", claimed)
