@@ -56,11 +56,11 @@ def errors(inspector: Inspector) -> list[Finding]:
     return [finding for finding in inspector.examine(deep=True).findings if finding.is_error]
 
 
-_WAITING = ("late", "stuck", "untaken")
+_WAITING = ("late", "stuck", "untaken", "poison")
 
 
 def misplaced(inspector: Inspector) -> list[str]:
-    """What must not be even for an instant; while no daemon lives for long, tasks may well wait for one."""
+    """What must not be even for an instant; while no daemon lives long, tasks may wait, and have crashed."""
     try:
         return [finding.line for finding in errors(inspector) if finding.code not in _WAITING]
     except BrokerError:
