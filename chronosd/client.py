@@ -18,6 +18,7 @@ from chronosd.broker.runner import SyncRunner
 from chronosd.client_async import AsyncClient
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
 from chronosd.delivery import Attempt, Bulk, accepted, delivery, storing
+from chronosd.enqueue_options import EnqueueOptions, duration
 from chronosd.errors import BrokerError, BrokerUnavailable
 from chronosd.group_delivery import group_delivery
 from chronosd.kinds import Kind
@@ -27,9 +28,7 @@ from chronosd.submission import (
     DEFAULT_TIMEOUT_S,
     NO_ARGS,
     Draft,
-    EnqueueOptions,
     TaskInfo,
-    duration,
 )
 from chronosd.workflow_plan import ChainPlan, GroupPlan
 from chronosd.workflows import Chain, ChainInfo, Group, GroupInfo

@@ -14,6 +14,7 @@ from chronosd.broker.cancel import Cancellation
 from chronosd.broker.cancelling import cancel_anywhere
 from chronosd.client_settings import ClientSettings, settings, settings_of_file
 from chronosd.delivery import Bulk, accepted
+from chronosd.enqueue_options import EnqueueOptions, duration
 from chronosd.errors import BrokerUnavailable
 from chronosd.group_delivery import group_delivery
 from chronosd.kinds import Kind
@@ -24,9 +25,7 @@ from chronosd.submission import (
     DEFAULT_TIMEOUT_S,
     NO_ARGS,
     Draft,
-    EnqueueOptions,
     TaskInfo,
-    duration,
 )
 from chronosd.workflow_plan import ChainPlan, GroupPlan
 from chronosd.workflows import Chain, ChainInfo, Group, GroupInfo

@@ -9,13 +9,13 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from chronosd.broker.cancel import Cancellation
 from chronosd.delivery import accepted
+from chronosd.enqueue_options import EnqueueOptions
 from chronosd.kinds import Kind
 from chronosd.recorder import Recorded, Recorder
 from chronosd.rehearsal import attempt, attempt_async
 from chronosd.submission import (
     NO_ARGS,
     Draft,
-    EnqueueOptions,
     TaskInfo,
 )
 from chronosd.workflow_plan import ChainPlan, GroupPlan

@@ -1,26 +1,33 @@
-"""What an enqueue call asks for, checked and written down: options in, message and `TaskInfo` out. No I/O."""
+"""An enqueue call, checked and written down: options in, message and `TaskInfo` out. No I/O."""
 
 from __future__ import annotations
 
 import logging
-import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
-from functools import lru_cache
+from datetime import datetime, timedelta
 from hashlib import sha256
 from os import urandom
 from time import time
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final
 
 from chronosd.broker.enqueue import Holder, NewTask
 from chronosd.broker.keys import Namespace, QueueKeys
 from chronosd.broker.message import DEFAULT_MAX_RETRY, Message, encode, encode_new
 from chronosd.broker.payload import encode_args
-from chronosd.durations import parse_duration, parse_size
+from chronosd.durations import parse_size
+from chronosd.enqueue_options import (
+    at_ms_of,
+    check_kind,
+    check_name,
+    check_text,
+    delay_ms_of,
+    known_options,
+    retention_s,
+    retries_of,
+    unique_ms_of,
+)
 from chronosd.errors import (
     BrokerError,
     DuplicateTask,
@@ -42,39 +49,8 @@ DEFAULT_TIMEOUT_S: Final = 2.0
 NO_ARGS: Final[Mapping[str, Any]] = MappingProxyType({})
 """What a task without arguments carries: an empty object, which a handler's type with defaults accepts."""
 
-_MAX_NAME = 512
-_MAX_RETRY_LIMIT = 2**31 - 1  # past 1e14 Redis' JSON encoder makes a float of it, which no Go reader takes
-_LAST_INSTANT_S = 253_402_300_800  # the end of the year 9999
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
-_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _VARIANT = "89ab" * 4
-_OPTIONS = ("queue", "max_retry", "delay", "at", "unique", "retention", "task_id", "discard", "trace")
 _WORD_STATES = {"pending": State.PENDING, "scheduled": State.SCHEDULED}
-
-
-class EnqueueOptions(TypedDict, total=False):
-    """The options of an enqueue call; what is absent or None takes the kind's own, else the default."""
-
-    queue: str | None
-    """The queue; ``"default"`` by default."""
-    max_retry: int | None
-    """How often a failure is retried; 25 by default, less than 0 is 0."""
-    delay: str | float | timedelta | None
-    """How long it waits, by the server's clock: ``"5m"``, seconds, or a timedelta. 0 or less: not at all."""
-    at: datetime | float | None
-    """The instant it waits for: an aware datetime or unix seconds. In the past: now. Not with ``delay``."""
-    unique: str | float | timedelta | Literal[False] | None
-    """For how long, from when it is due, a second task of the same kind and arguments is refused in its queue
-    (`DuplicateTask`): until this one has ended, or that long if it waits for a worker. False: not at all."""
-    retention: str | float | timedelta | None
-    """How long it is kept once it has succeeded, in whole seconds; by default it is not."""
-    task_id: str | None
-    """An id of your own; refused while a task of that id has not ended. A random UUID by default."""
-    discard: bool | None
-    """Whether it is dropped when its retries are spent, instead of archived."""
-    trace: str | None
-    """W3C ``traceparent`` that it belongs to; by default what `chronosd.trace` finds. ``""``: to none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,23 +139,23 @@ class Drafter:
             retention = kind.retention if retention is None else retention
             discard = kind.discard if discard is None else discard
         else:
-            name = _check("kind", kind)
-        keys = self.namespace.queue(DEFAULT_QUEUE if queue is None else _text("queue", queue))
-        retries = DEFAULT_MAX_RETRY if max_retry is None else _retries(max_retry)
-        kept_s = 0 if retention is None else _retention(retention)
+            name = check_name("kind", kind)
+        keys = self.namespace.queue(DEFAULT_QUEUE if queue is None else check_text("queue", queue))
+        retries = DEFAULT_MAX_RETRY if max_retry is None else retries_of(max_retry)
+        kept_s = 0 if retention is None else retention_s(retention)
         state, delay_ms, at_ms = State.PENDING, 0, None
         if delay is not None:
             if at is not None:
                 raise InvalidTask("delay, at: give one of them, not both")
-            delay_ms = _delay_ms(delay)
+            delay_ms = delay_ms_of(delay)
             state = State.SCHEDULED if delay_ms else State.PENDING
         elif at is not None:
-            at_ms = _at_ms(at)
+            at_ms = at_ms_of(at)
             # only a guess for the message: whether the time has come is for the server's clock to say
             state = State.SCHEDULED if at_ms > time() * 1000 else State.PENDING
         if discard is not None and type(discard) is not bool:
             raise InvalidTask(f"discard: must be true or false (got {ascii(discard)[:60]})")
-        id_, nonce = (new_id(), "") if task_id is None else (_check("task_id", task_id), urandom(8).hex())
+        id_, nonce = (new_id(), "") if task_id is None else (check_name("task_id", task_id), urandom(8).hex())
         context = current_trace() if trace is None else trace and checked_trace(trace)
         payload = encode_args({} if args is NO_ARGS else args)
         if len(payload) > self.max_payload:
@@ -190,7 +166,7 @@ class Drafter:
             msg = encode_new(id_, name, keys.name, payload, retries, discard is True, kept_s, state)
             new = NewTask(id_, msg, delay_ms, at_ms, nonce, trace=context)
             return Draft(new, name, keys, state, retries, kept_s)
-        lock_ms = _unique_ms(unique)
+        lock_ms = unique_ms_of(unique)
         lock = keys.unique(name, sha256(payload).hexdigest())
         message = Message(id_, name, keys.name, payload, 0, retries, discard is True, lock, retention=kept_s)
         new = NewTask(id_, encode(message, state), delay_ms, at_ms, nonce, lock, lock_ms, context)
@@ -208,12 +184,12 @@ class Drafter:
 
     def _of(self, task: Sequence[Any]) -> Draft:
         if type(task) is tuple and len(task) == 3 and type(task[2]) is dict:  # the usual, before any matching
-            return self.draft(task[0], task[1], **_known(task[2]))
+            return self.draft(task[0], task[1], **known_options(task[2]))
         match task:
             case (kind, args):
                 return self.draft(kind, args)
             case (kind, args, Mapping() as options):
-                return self.draft(kind, args, **_known(options))
+                return self.draft(kind, args, **known_options(options))
             case (kind,):
                 return self.draft(kind)
         raise InvalidTask("must be (kind, args) or (kind, args, {option: value})")
@@ -242,90 +218,3 @@ def new_id() -> str:
     """A random UUID, version 4, as text; in less than half the time that the standard library takes."""
     h = urandom(16).hex()
     return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[int(h[16], 16)]}{h[17:20]}-{h[20:]}"
-
-
-@lru_cache(maxsize=4096)
-def check_kind(kind: str) -> str:
-    """Returns *kind* if a task can be of it. Raises InvalidTask."""
-    return _check("kind", kind)
-
-
-def _text(option: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidTask(f"{option}: must be a string (got {ascii(value)[:60]})")
-    if len(value) > _MAX_NAME:
-        raise InvalidTask(f"{option}: must have at most {_MAX_NAME} characters (got {len(value)})")
-    return value
-
-
-def _check(option: str, value: Any) -> str:
-    text = _text(option, value)
-    if not text:
-        raise InvalidTask(f"{option}: must not be empty")
-    if not text.isprintable() and _FORBIDDEN.search(text):
-        raise InvalidTask(f"{option}: {ascii(text)[:100]} holds control characters or lone surrogates")
-    return text
-
-
-def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name in options:
-        if name not in _OPTIONS:
-            near = get_close_matches(str(name), _OPTIONS, n=1)
-            raise InvalidTask(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    return options
-
-
-def _retries(value: Any) -> int:
-    if type(value) is not int or value > _MAX_RETRY_LIMIT:
-        raise InvalidTask(
-            f"max_retry: must be a whole number up to {_MAX_RETRY_LIMIT} (got {ascii(value)[:60]})"
-        )
-    return max(value, 0)
-
-
-def duration(option: str, value: Any) -> float:
-    """Seconds. Raises InvalidTask that names the option."""
-    try:
-        seconds = parse_duration(value)
-    except ValueError as exc:
-        raise InvalidTask(f"{option}: {exc}") from None
-    if seconds >= _LAST_INSTANT_S:
-        raise InvalidTask(f"{option}: {ascii(value)[:60]} is beyond the year 9999")
-    return seconds
-
-
-def _retention(value: Any) -> int:
-    seconds = duration("retention", value)
-    if seconds < 0:
-        raise InvalidTask(f"retention: must not be negative (got {ascii(value)[:60]})")
-    return 1 if 0 < seconds < 1 else int(seconds)  # as chronos-go rounds it
-
-
-def _unique_ms(value: Any) -> int:
-    seconds = duration("unique", value)
-    if seconds <= 0:
-        raise InvalidTask(f"unique: must be longer than 0 (got {ascii(value)[:60]})")
-    return max(int(round(seconds * 1000, 6)), 1)  # as chronos-go rounds it
-
-
-def _delay_ms(value: Any) -> int:
-    # rounded up: a task must not start before its time
-    return max(math.ceil(round(duration("delay", value) * 1000, 6)), 0)
-
-
-def _at_ms(value: Any) -> int:
-    if isinstance(value, datetime):
-        if value.utcoffset() is None:
-            raise InvalidTask(
-                "at: the datetime has no time zone, so it names no instant;"
-                " give an aware one, such as datetime.now(UTC) + timedelta(hours=1), or unix seconds"
-            )
-        milliseconds: int = (_EPOCH - value) // _MILLISECOND
-        return max(-milliseconds, 0)
-    if type(value) not in (int, float):
-        raise InvalidTask(f"at: must be an aware datetime or unix seconds (got {ascii(value)[:60]})")
-    if not math.isfinite(value):
-        raise InvalidTask(f"at: {value} is no instant")
-    if value >= _LAST_INSTANT_S:
-        raise InvalidTask(f"at: {value} is beyond the year 9999; it must be in seconds, not milliseconds")
-    return max(math.ceil(round(float(value) * 1000, 3)), 0)

@@ -29,9 +29,10 @@ from django.db import close_old_connections, transaction
 
 from chronosd.broker.payload import encode_args
 from chronosd.client import Client
+from chronosd.enqueue_options import EnqueueOptions
 from chronosd.kinds import Kind
 from chronosd.recording import RecordingClient
-from chronosd.submission import NO_ARGS, EnqueueOptions
+from chronosd.submission import NO_ARGS
 from chronosd.task import Task
 
 __all__ = ["close_connections", "close_connections_async", "enqueue_on_commit", "setup"]
