@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from pathlib import Path
@@ -46,17 +47,9 @@ def check(config_file: str | None, timeout: float, as_json: bool) -> int:
     Exit codes: 0 fine; 78 there are problems.
     """
     from chronosd import paths
-    from chronosd.cli.preflight import import_all
-    from chronosd.config.load import load
-    from chronosd.page import web_problem
 
     try:
-        config = load(paths.find_config(config_file))
-        if problem := web_problem(config):
-            raise ConfigError([problem])
-        imported = import_all(config, timeout)
-        if imported.get("problems"):
-            raise ConfigError(imported["problems"])
+        config, imported = _tried(paths.find_config(config_file), timeout)
     except ConfigError as exc:
         if not as_json:
             raise
@@ -79,6 +72,32 @@ def check(config_file: str | None, timeout: float, as_json: bool) -> int:
         for line in doubts:
             note(f"warning: {line}")
     return 0
+
+
+def _tried(path: Path, timeout_s: float) -> tuple[Config, dict[str, Any]]:
+    """The configuration, and what its imports came to. Raises ConfigError with the problems of both."""
+    from chronosd.cli.preflight import import_all
+    from chronosd.config.load import load, load_code
+    from chronosd.page import web_problem
+
+    problems: list[str] = []
+    try:
+        config: Config | None = load(path)
+    except ConfigError as exc:
+        problems += exc.problems
+        config = load_code(path)
+    imported = import_all(config, timeout_s) if config is not None else {}
+    problems += imported.get("problems", ())
+    if config is None or problems:
+        raise ConfigError(sorted(problems, key=_placed))
+    if problem := web_problem(config):
+        raise ConfigError([problem])
+    return config, imported
+
+
+def _placed(problem: str) -> tuple[float, int]:
+    parts = parts_of(problem)
+    return parts.get("line", math.inf), parts.get("column", 0)
 
 
 def parts_of(problem: str) -> dict[str, Any]:

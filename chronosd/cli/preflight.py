@@ -83,9 +83,14 @@ def child(file: str, timeout: str) -> None:
     report = os.dup(1)
     os.dup2(2, 1)
     faulthandler.dump_traceback_later(float(timeout), exit=True, file=report)
-    from chronosd.config.load import load
+    from chronosd.config.load import load, load_code
+    from chronosd.errors import ConfigError
 
-    found = _report(load(file))
+    try:
+        config: Config | None = load(file)
+    except ConfigError:  # already told; what it imports is tried all the same
+        config = load_code(file)
+    found = _report(config) if config is not None else {"problems": []}
     faulthandler.cancel_dump_traceback_later()
     with os.fdopen(report, "w") as out:
         json.dump(found, out)

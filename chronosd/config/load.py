@@ -52,15 +52,54 @@ def parse(text: str, *, source: str, base: Path, env: Environ[str, str] | None =
     Raises:
         ConfigError: with every problem found, one finished line each, in the order of the file.
     """
+    tree = _grow(text, source, env)
+    config = _validate(tree)
+    if tree.problems or config is None:
+        raise ConfigError(_lines(tree.problems, source))
+    return _finish(config, _source(tree, source, base))
+
+
+def load_code(path: str | Path) -> Config | None:
+    """What the file at ``path`` says of code, where it has mistakes: imports can be tried all the same.
+
+    Everything but the import paths has its default. None if too little is sound for that.
+    """
+    source, base = str(path), Path(os.path.abspath(path)).parent
+    try:
+        tree = _grow(read(path), source, None)
+        _validate(tree)
+        if not isinstance(tree.data, dict):
+            return None
+        return _finish(Config.model_validate(_code(tree)), _source(tree, source, base))
+    except (ConfigError, ValidationError):
+        return None
+
+
+def _code(tree: Tree) -> dict[str, Any]:
+    bad = {problem.path for problem in tree.problems}
+    handlers = tree.data.get("handlers")
+    named = {
+        kind: {"import": one["import"]}
+        for kind, one in (handlers if isinstance(handlers, dict) else {}).items()
+        if isinstance(one, dict)
+        and isinstance(one.get("import"), str)
+        and not bad & {tree.place(("handlers", kind, *key)).path for key in ((), ("import",))}
+    }
+    kept = ("pythonpath", "setup", "middleware", "lifespan", shorthand.MODULES)
+    code = {key: tree.data[key] for key in kept if key in tree.data}
+    return {**code, "handlers": named, "queues": {"default": {}}}
+
+
+def _grow(text: str, source: str, env: Environ[str, str] | None) -> Tree:
     try:
         root = compose(text)
     except SyntaxProblem as error:
         raise ConfigError([error.problem.line(source)]) from None
-    tree = build(root, os.environ if env is None else env)
-    config = _validate(tree)
-    if tree.problems or config is None:
-        raise ConfigError(_lines(tree.problems, source))
-    return _finish(config, Source(Path(os.path.abspath(base)) / Path(source).name, source, tree.marks()))
+    return build(root, os.environ if env is None else env)
+
+
+def _source(tree: Tree, source: str, base: Path) -> Source:
+    return Source(Path(os.path.abspath(base)) / Path(source).name, source, tree.marks())
 
 
 def _lines(problems: list[Problem], source: str) -> list[str]:

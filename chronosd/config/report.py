@@ -23,8 +23,16 @@ _FORMS: dict[Loc, str] = {
     ("queues", "*"): "a weight or a mapping",
     ("handlers",): "a mapping of kinds to import paths or a list of modules",
     ("handlers", "*"): "an import path or a mapping with an import",
+    ("handlers", "*", "retry"): "a mapping such as {base: 5s, cap: 15m}",
+    ("retry",): "a mapping such as {base: 5s, cap: 15m}",
+    ("on_dead_letter",): 'a mapping such as {kind: "alert:dead"}',
+    ("http",): 'a mapping such as {listen: "127.0.0.1:9980"}',
+    ("log",): "a mapping such as {level: info}",
 }
-"""What may stand where there are shorthands; elsewhere a section is just a mapping."""
+"""What may stand where; elsewhere a section is just a mapping."""
+
+_OF_A_TASK = ("max_retry", "queue", "retention", "unique", "discard")
+"""What is looked for beside a handler, and is said where a task is enqueued."""
 
 _YAML_1_1 = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _YAML_1_1 |= {"true": "true", "false": "false"}  # in quotes, or in odd case
@@ -81,7 +89,14 @@ def _sentence(tree: Tree, loc: Loc, error: ErrorDetails) -> str:
     if kind == "missing":
         return f"is required: {_FORMS[loc]}" if loc in _FORMS else "is required"
     if kind == "extra_forbidden":
-        return unknown_key(_written_key(tree, loc), _known_keys(loc[:-1]))
+        key = _written_key(tree, loc)
+        if loc[0] == "handlers" and key in _OF_A_TASK:
+            return (
+                f'unknown key "{key}"; it is said of a task: enqueue(..., {key}=...), or Kind(..., {key}=...)'
+            )
+        if key in ("sentinel", "cluster"):
+            return f'unknown key "{key}"; Sentinel and Cluster are not available in this version'
+        return unknown_key(key, _known_keys(loc[:-1]))
     if "[key]" in error["loc"]:
         sentence, place = str(context["error"]), tree.place(loc)
         # the path ends in the key, but for a list of names
@@ -136,9 +151,11 @@ def _hint(tree: Tree, loc: Loc, kind: str, context: dict[str, Any]) -> str:
 
 def form(loc: Loc) -> str:
     """What may stand at ``loc`` where a section is expected."""
-    if text := _FORMS.get(tuple(map(str, loc))):
-        return text
-    return _FORMS.get((*map(str, loc[:-1]), "*"), "a mapping")
+    written = tuple(map(str, loc))
+    for steps, text in _FORMS.items():
+        if len(steps) == len(written) and all(a in ("*", b) for a, b in zip(steps, written, strict=True)):
+            return text
+    return "a mapping"
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:

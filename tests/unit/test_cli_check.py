@@ -87,7 +87,7 @@ def test_json_says_the_same_for_programs(project: Path, capfd: pytest.CaptureFix
 
 
 def test_json_has_the_problems_taken_apart(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (project / "chronos.yaml").write_text("queues: {low: {weight: -3}}\nhandlers: {k: 'm:f'}\n")
+    (project / "chronos.yaml").write_text("queues: {low: {weight: -3}}\nhandlers: {k: 'jobs:mail'}\n")
     assert main(["check", "--json"]) == 78
     said = json.loads(capfd.readouterr().out)
     assert said["ok"] is False
@@ -112,6 +112,43 @@ def test_every_import_that_fails_is_a_line_at_its_place(
         ["chronos.yaml:9:12:", "handlers.crunch:"],
     ]
     assert "did you mean 'mial'?" in lines[0]
+
+
+def test_mistakes_of_keys_and_of_imports_are_a_line_each_in_the_order_of_the_file(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Imports were tried only once the keys were right: who had mended three mistakes was told two more."""
+    (project / "chronos.yaml").write_text(
+        "queues: {high: 0}\n"
+        "handlers:\n"
+        "  mail: jobs:mial\n"
+        "  crunch: {import: 'jobs:crunch', timeout: soon}\n"
+        "  lost: {import: 'nowhere:lost', timout: 1s}\n"
+        "  bad: jobs.mail\n"
+    )
+    assert [line.split(": ", 2)[:2] for line in problems(capfd)] == [
+        ["chronos.yaml:1:10", "queues.high"],
+        ["chronos.yaml:3:3", "handlers.mail"],
+        ["chronos.yaml:4:35", "handlers.crunch.timeout"],
+        ["chronos.yaml:5:10", "handlers.lost"],
+        ["chronos.yaml:5:34", "handlers.lost.timout"],
+        ["chronos.yaml:6:3", "handlers.bad"],
+    ]
+
+
+@pytest.mark.parametrize("text", ["- a\n", "queues: {a: 1}\nhandlers: 7\n", "handlers: {k: {}}\n", "a: [\n"])
+def test_where_no_import_can_be_told_the_mistakes_of_the_file_are_all(
+    text: str, project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "chronos.yaml").write_text(text)
+    assert all("pythonpath" not in line for line in problems(capfd))
+
+
+def test_a_setup_that_is_wrong_is_told_beside_mistakes_of_keys(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "chronos.yaml").write_text(GOOD + "setup: jobs:nothing\nworker: 3\n")
+    assert [line.split(": ", 2)[1] for line in problems(capfd)] == ["setup", "worker"]
 
 
 @pytest.mark.parametrize(

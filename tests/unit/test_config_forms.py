@@ -207,3 +207,20 @@ def test_two_passwords_are_one_too_many() -> None:
         problem
         == "chronos.yaml:3:31: redis.password_file: the URL already contains a password; keep one of the two"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("queues: [a]\nhandlers: {k: {import: 'm:f', max_retry: 3}}\n", "enqueue(..., max_retry=...)"),
+        ("queues: [a]\nhandlers: {k: {import: 'm:f', retry: 3}}\n", "such as {base: 5s, cap: 15m} (got 3)"),
+        (MINIMAL + "http: 9980\n", 'such as {listen: "127.0.0.1:9980"} (got 9980)'),
+        (MINIMAL + "on_dead_letter: alert\n", 'such as {kind: "alert:dead"} (got "alert")'),
+        (MINIMAL + "redis: {sentinel: [a]}\n", "Sentinel and Cluster are not available in this version"),
+    ],
+)
+def test_what_other_queues_have_at_that_place_is_answered_with_what_is_written_here(
+    text: str, said: str
+) -> None:
+    (problem,) = problems(text)
+    assert said in problem
