@@ -15,7 +15,7 @@ obeyed and the watchdog fed whatever Redis does.
     worker.py        one of them, as the supervisor knows it
     orders.py        what can be asked of the daemon, by signal or over the control socket
     control.py       the control socket; answers.py: what it is asked
-    status.py        how things stand
+    status.py        how things stand; measures.py: with what has been counted, for top and doctor
     reload.py        from an edited file to a generation of workers that runs it, or back
     preflight.py     tries a changed configuration in a child that is thrown away
     leftovers.py     what a change would leave in Redis with nobody to run it
@@ -24,12 +24,12 @@ obeyed and the watchdog fed whatever Redis does.
     signals.py       caught before anything else is imported
     restarts.py      how long to wait before a worker is replaced (pure)
     rounds.py        all work against Redis, and in which order
-    steps.py         timed work against Redis, one round trip at a time
+    steps.py         timed work against Redis, one round trip at a time; tenths.py: at which instants
     availability.py  whether Redis is there; asks through a throwaway child while it is not
     incarnation.py   the lock and the boards of this run
     inheritance.py   those of dead runs before it
     recovery.py      settles what dead workers left
-    verdict.py       who is to blame for a death (pure)
+    deaths.py        what there is to say of a death; verdict.py: who is to blame for it (pure)
     overrun.py       tasks past their deadline and loops that stand still
     stacks.py        Python stacks of a worker, also of a hung or dead one
     names.py         which task an entry is, for what is reported

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from chronosd.board import Board
 from chronosd.broker import sweep
 from chronosd.broker.commands import Steps
+from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import Namespace
 from chronosd.broker.settle import Death, Policy, Settled, settle
+from chronosd.config.schema import Config
 from chronosd.errors import Trouble
 from chronosd.log import get_logger
+from chronosd.retry import backoff
 from chronosd.supervisor.steps import Done
 from chronosd.supervisor.told import tell
 from chronosd.supervisor.totals import Totals, Unheard, unheard_on
@@ -227,3 +230,14 @@ class Recovery:
 
     def _wait_s(self) -> float:
         return min(max(self.due_at - self._clock(), 0.0), self.interval_s)
+
+
+def policy_of(config: Config) -> Policy:
+    """Crash limit and backoff by kind. Kinds of modules the supervisor does not import have the default."""
+
+    def delay_s(kind: str, retried: int) -> float:
+        handler = config.handlers.get(kind)
+        retry = config.retry if handler is None else handler.retry
+        return backoff(retried, retry.base, retry.cap)
+
+    return Policy(config.max_crashes, delay_s, DeadLetters.of(config))

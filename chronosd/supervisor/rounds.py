@@ -10,15 +10,15 @@ from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import Namespace, QueueKeys
 from chronosd.broker.limit import Limit
 from chronosd.broker.schedule import Schedule, schedules_of
-from chronosd.broker.settle import Fate, Policy
+from chronosd.broker.settle import Fate
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
 from chronosd.metrics import WORKER_EXITS
-from chronosd.retry import backoff
 from chronosd.supervisor.announcer import Announcer
 from chronosd.supervisor.burst import Burst
 from chronosd.supervisor.cancels import Cancels
+from chronosd.supervisor.deaths import examine
 from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.forwarder import Forwarder
 from chronosd.supervisor.gauges import Gauges
@@ -32,13 +32,12 @@ from chronosd.supervisor.names import Names
 from chronosd.supervisor.pauses import Pauses
 from chronosd.supervisor.process import Exit
 from chronosd.supervisor.recoverer import Grace, Recoverer
-from chronosd.supervisor.recovery import Recovery
+from chronosd.supervisor.recovery import Recovery, policy_of
 from chronosd.supervisor.scheduler import Scheduler
-from chronosd.supervisor.stacks import is_in_handler_thread
 from chronosd.supervisor.steps import Runner, Step, Work
 from chronosd.supervisor.strays import Strays
 from chronosd.supervisor.totals import Totals
-from chronosd.supervisor.verdict import Verdict, judge
+from chronosd.supervisor.verdict import Verdict
 from chronosd.supervisor.worker import Worker
 
 log = get_logger("chronosd.supervisor")
@@ -257,31 +256,7 @@ class Rounds:
     def settle(self, worker: Worker, exit_: Exit, now: float) -> None:
         """A worker has died: what it held is judged, logged, and settled with the next round trips."""
         board = worker.board
-        stack = worker.stacks.read() if exit_.is_fault or worker.guilty else ""
-        worker.stacks.close()
-        verdict = judge(
-            board.read(),
-            exit_,
-            worker.reason,
-            guilty=worker.guilty,
-            # a coroutine that was interrupted half-way by a thread that took the process down did nothing
-            current=None if is_in_handler_thread(stack) else board.current,
-            now_ns=time.monotonic_ns(),
-        )
-        is_expected = worker.reason is not None and worker.reason.is_planned
-        say = log.info if is_expected else log.error
-        say(
-            "worker ended" if is_expected else "worker died",
-            worker=worker.spec.index,
-            pid=worker.child.pid,
-            cause=verdict.cause,
-            exit_code=exit_.code,
-            signal=exit_.signal,
-            uptime_s=round(now - worker.started_at, 3),
-            max_rss_mb=round(exit_.max_rss_bytes / 2**20, 1),
-            tasks=verdict.counts,
-            **({"stack": stack} if stack else {}),
-        )
+        verdict, stack = examine(worker, exit_, now)
         reason = "died" if worker.reason is None else worker.reason.name.lower()
         self.totals.add(WORKER_EXITS, reason, "" if exit_.signal is None else str(exit_.signal))
         self.totals.fold(board)
@@ -358,14 +333,3 @@ class Rounds:
         """In a child: closes the boards and locks of the dead."""
         self._recovery.abandon()
         self._inheritance.abandon()
-
-
-def policy_of(config: Config) -> Policy:
-    """Crash limit and backoff by kind. Kinds of modules the supervisor does not import have the default."""
-
-    def delay_s(kind: str, retried: int) -> float:
-        handler = config.handlers.get(kind)
-        retry = config.retry if handler is None else handler.retry
-        return backoff(retried, retry.base, retry.cap)
-
-    return Policy(config.max_crashes, delay_s, DeadLetters.of(config))
