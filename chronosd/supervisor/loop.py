@@ -110,9 +110,14 @@ class Supervisor:
         timed: list[Timed] = [
             *(self.fleet, self.redis, self.overruns, self.reload, self.recycler),
             *(self.report, self.control, self.answers),
+            *self._others,
         ]
-        more: list[Timed | None] = [self.keeper, self.web, self.publisher]
-        return [*timed, *(one for one in more if one is not None)]
+        return timed if self.publisher is None else [*timed, self.publisher]
+
+    @property
+    def _others(self) -> list[Keeper | Web]:
+        """The processes beside the workers, where there are any."""
+        return [one for one in (self.keeper, self.web) if one is not None]
 
     def handle_gap(self) -> bool:
         """Whether the loop itself stood still: others may have taken our entries, and ours prove nothing."""
@@ -261,8 +266,7 @@ class Supervisor:
         return (
             self.fleet.by_pid(pid) is not None
             or self.reload.is_child(pid)
-            or (self.keeper is not None and self.keeper.is_child(pid))
-            or (self.web is not None and self.web.is_child(pid))
+            or any(one.is_child(pid) for one in self._others)
         )
 
     def apply(self, config: Config) -> None:
@@ -325,7 +329,5 @@ class Supervisor:
         self.reload.abandon()
         self.redis.abandon()
         self.rounds.abandon()
-        if self.keeper is not None:
-            self.keeper.abandon()
-        if self.web is not None:
-            self.web.abandon()
+        for one in self._others:
+            one.abandon()
