@@ -26,6 +26,9 @@ from chronosd.broker.sockets import Deadline, TcpConnection, TlsConnection, Unix
 from chronosd.config.names import check_host
 from chronosd.errors import BrokerError, BrokerUnavailable, ConfigError, Trouble
 
+_CONNECTING = re.compile(r"Error -?\d+ connecting to \S+ (.*?)\.?")
+"""redis-py's words round the system's: the address is said already."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -70,6 +73,10 @@ def parse(url: str, password: str | None = None) -> Target:
     """
     try:
         parts = urlsplit(url)
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise ValueError(
+                "must begin with redis://, rediss:// or unix://, such as redis://localhost:6379/0"
+            )
         options = parse_url(url)  # type: ignore[no-untyped-call] # redis-py's, without annotations
         if parts.scheme in ("redis", "rediss") and parts.path.strip("/") and "db" not in options:
             raise ValueError(f"the database must be a number (got {parts.path.strip('/')!r})")
@@ -80,7 +87,7 @@ def parse(url: str, password: str | None = None) -> Target:
         if parts.scheme != "unix":
             check_host(options.get("host", "localhost"), parts.port)
     except ValueError as error:
-        raise ConfigError([f"redis.url: {error}"]) from None
+        raise ConfigError([f"the URL of Redis: {error}"]) from None
     return Target(
         url=url,
         scheme=parts.scheme,
@@ -145,7 +152,12 @@ def translate(error: BaseException, target: Target, *, in_doubt: bool) -> Broker
             return known
     if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
         message = "timed out"
-    return BrokerUnavailable(f"{target.label}: {message}", maybe_enqueued=in_doubt)
+    wrapped = _CONNECTING.fullmatch(message)
+    return _unanswered(target, wrapped[1] if wrapped else message, in_doubt=in_doubt)
+
+
+def _unanswered(target: Target, message: str, *, in_doubt: bool = False) -> BrokerUnavailable:
+    return BrokerUnavailable(f"no answer from Redis at {target.label}: {message}", maybe_enqueued=in_doubt)
 
 
 def _looks_like_code(message: str) -> bool:
@@ -168,8 +180,8 @@ def probe(url: str, password: str | None, timeout_s: float) -> str:
         try:
             addresses = look_up(target.host, target.port)
         except OSError as error:
-            raise BrokerUnavailable(f"{target.label}: {error.strerror or error}") from None
-    last: BrokerError = BrokerUnavailable(f"{target.label}: no address")
+            raise _unanswered(target, error.strerror or str(error)) from None
+    last: BrokerError = _unanswered(target, "no address")
     for address in addresses:
         link = connection(target, deadline, address=address)
         try:

@@ -6,12 +6,14 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
 import click
 
 from chronosd.errors import (
+    BrokerRefused,
     BrokerUnavailable,
     ChronosError,
     ConfigError,
@@ -31,6 +33,15 @@ CONFIG = 78
 INTERRUPTED = 130
 
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
+_HINTS = {
+    "OOM": "Redis is full: `chronosd doctor` says what helps",
+    "NOAUTH": "Redis wants a password: redis.password_file, or in the URL",
+    "WRONGPASS": "the user or the password of Redis is wrong: redis.password_file, or in the URL",
+    "NOPERM": "`chronosd doctor` says which rights the user lacks",
+}
+_SCRIPT = re.compile(r"\.? script: .*")
+"""Where in a script a command was refused: for those who write scripts."""
 
 _ASKED_NOTHING: tuple[type[click.UsageError], ...] = tuple(
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])  # from click 8.2 on
@@ -90,8 +101,10 @@ def code_of(exc: ChronosError) -> int:
 
 
 def explain(exc: ChronosError) -> str:
-    """The error in one line."""
-    return " ".join(str(exc).split()) or type(exc).__name__
+    """The error in one line; of what Redis refuses, with what helps."""
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    hint = _HINTS.get(text.partition(" ")[0]) if isinstance(exc, BrokerRefused) else None
+    return f"{_SCRIPT.sub('', text)}; {hint}" if hint else text
 
 
 def _sentence(text: str) -> str:

@@ -294,6 +294,12 @@ def test_nobody_at_the_address_is_no_answer_and_nothing_is_in_doubt(tmp_path: Pa
             SyncRunner(url).run(plain("PING"))
         assert caught.value.trouble is Trouble.RECONNECT
         assert not caught.value.maybe_enqueued
+        place, reason = (
+            url.replace("redis://", "").replace("unix://", "unix:").removesuffix("/0"),
+            str(caught.value),
+        )
+        assert reason.startswith(f"no answer from Redis at {place}: ")
+        assert reason.count(place.removeprefix("unix:")) == 1, "the address is said once"
 
 
 def test_a_probe_finds_a_numeric_address_or_says_in_one_line_why_not(redis_url: str, proxy: Any) -> None:

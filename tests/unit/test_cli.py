@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from chronosd.cli.commands import COMMANDS, SECTIONS
+from chronosd.cli.failure import explain
 from chronosd.cli.main import main
+from chronosd.errors import BrokerRefused, BrokerUnavailable
 
 NOBODY = "redis://127.0.0.1:1/0"
 
@@ -194,6 +196,33 @@ def test_enqueue_imports_nothing_of_the_daemon() -> None:
     assert "chronosd.client" in started
     heavy = {"uvloop", "rich", "psutil", "yaml", "chronosd.supervisor.main", "chronosd.worker.main"}
     assert heavy.isdisjoint(started)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (
+            "OOM command not allowed. script: 1234, on @user_script:59.",
+            "OOM command not allowed; Redis is full: `chronosd doctor` says what helps",
+        ),
+        ("NOPERM no permissions to run 'xadd'", "`chronosd doctor` says which rights the user lacks"),
+        ("NOAUTH Authentication required.", "redis.password_file"),
+        ("WRONGTYPE Operation against a key", "WRONGTYPE Operation against a key"),
+    ],
+)
+def test_what_redis_refuses_is_told_with_what_helps(refusal: str, said: str) -> None:
+    assert said in explain(BrokerRefused(refusal))
+    assert explain(BrokerUnavailable(refusal)) == refusal
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost"])
+def test_a_url_of_another_form_is_answered_with_the_form(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["queue", "ls", "--redis", url]) == 78
+    assert "must begin with redis://, rediss:// or unix://, such as redis://localhost:6379/0" in error_line(
+        capsys
+    )
 
 
 def test_a_fault_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
