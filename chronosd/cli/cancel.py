@@ -20,7 +20,7 @@ _SAID = {
 }
 
 
-@click.command("cancel")
+@click.command("cancel", short_help="Cancel a task, also one that runs.")
 @task_argument
 @click.option("--force", is_flag=True, help="Kill the worker if the task still runs a second later.")
 @server_options

@@ -11,7 +11,7 @@ import click
 
 from chronosd.cli.enqueue import parse_instant
 from chronosd.cli.failure import OK, RUNTIME
-from chronosd.cli.named import Named, look_up, task_argument
+from chronosd.cli.named import Named, known_queues, look_up, task_argument
 from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import instant, note, print_json, print_table, shown
 from chronosd.cli.progress import Progress
@@ -30,7 +30,7 @@ _PURGED = tuple(state.label for state in State if state is not State.ACTIVE)
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
-@click.command("run")
+@click.command("run", short_help="Run a task now, or again.")
 @task_argument
 @server_options
 @json_option
@@ -63,7 +63,7 @@ def run(
     click.echo(f"task {shown(found.id)} of queue {found.queue}: {said}")
 
 
-@click.command("run-all")
+@click.command("run-all", short_help="Run archived tasks again.")
 @click.argument("queue", shell_complete=complete_queues)
 @click.option("--kind", metavar="KIND", help="Only tasks of this kind.")
 @click.option("--error", metavar="TEXT", help="Only those with this text in their error, in whatever case.")
@@ -109,6 +109,7 @@ def run_all(
             note(f"task {shown(task.id)} stays: task {shown(holder.task_id)} has its unique lock")
 
     with reaching(server), server.inspector() as inspector:
+        known_queues(server, inspector, [queue], changes=True)
         done = inspector.run_all(
             queue,
             kind=kind,
@@ -136,7 +137,7 @@ def run_all(
     click.echo(f"queue {queue}: {_counted(done.moved)} {what}{refused}")
 
 
-@click.command("rm")
+@click.command("rm", short_help="Delete a task.")
 @task_argument
 @click.option("--force", is_flag=True, help="Also if it is running.")
 @yes_option
@@ -177,7 +178,7 @@ def rm(
     return OK
 
 
-@click.command("purge")
+@click.command("purge", short_help="Delete tasks that wait, or those of a state.")
 @click.argument("queue", shell_complete=complete_queues)
 @click.option(
     "--state",
@@ -212,6 +213,7 @@ def purge(
     chosen = states or ("pending", "scheduled", "retry")
     progress = Progress("deleted", is_quiet=as_json)
     with reaching(server), server.inspector() as inspector:
+        known_queues(server, inspector, [queue], changes=True)
         counts = _counts(inspector.queue_stats(queue), chosen)
         if not _agreed(f"Delete {counts} tasks of queue {queue}?", yes):
             return RUNTIME

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 import click
 
+from chronosd.cli.named import known_queues
 from chronosd.cli.options import Server, complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import print_json, shown
-
-if TYPE_CHECKING:
-    from chronosd.inspector import Inspector
 
 _force = click.option(
     "--force", is_flag=True, help="Also a queue that nobody has enqueued to and that no configuration names."
@@ -73,7 +69,7 @@ def _set(server: Server, queues: Sequence[str], is_paused: bool, *, force: bool,
     done: list[tuple[str, bool]] = []
     with reaching(server), server.inspector() as inspector:
         if not force:
-            _check(server, inspector, names)
+            known_queues(server, inspector, names, changes=True)
         for name in names:
             done.append((name, inspector.pause(name) if is_paused else inspector.resume(name)))
     if as_json:
@@ -87,15 +83,3 @@ def _set(server: Server, queues: Sequence[str], is_paused: bool, *, force: bool,
     }
     for name, changed in done:
         click.echo(f"{shown(name)}: {said[is_paused, changed]}")
-
-
-def _check(server: Server, inspector: Inspector, names: Sequence[str]) -> None:
-    """A name with a typo in it must not look as if it were paused now. Raises ClickException."""
-    known = {*inspector.queue_names(), *inspector.paused_queues()}
-    if server.config is not None:
-        known.update(server.config.queues)
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {shown(near[0])}?" if near else "`chronosd queue ls` lists them"
-            raise click.ClickException(f"no queue {shown(name)}, nothing was changed; {hint}")

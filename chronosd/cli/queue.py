@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chronosd.cli.moves import purge
+from chronosd.cli.named import known_queues
 from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import note, print_fields, print_json, print_table, span
 from chronosd.cli.pause import pause, resume
@@ -31,7 +32,7 @@ queue.add_command(purge)
 _MOST_CONSUMERS = 50
 
 
-@queue.command("ls")
+@queue.command("ls", short_help="List queues, with their tasks by state.")
 @server_options
 @json_option
 def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as_json: bool) -> None:
@@ -71,7 +72,7 @@ def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as
     print_table(["QUEUE", *states, "OLDEST", "REMARKS"], rows, right=[*states, "OLDEST"], brief=_BRIEF_STATES)
 
 
-@queue.command("show")
+@queue.command("show", short_help="Show one queue: tasks, consumer group, workers.")
 @click.argument("name", metavar="QUEUE", shell_complete=complete_queues)
 @server_options
 @json_option
@@ -92,6 +93,8 @@ def show(
     options = {} if server.config is None else {"silent_s": server.config.recover_min_idle}
     with reaching(server), server.inspector() as inspector:
         found = inspector.queue_details(name, **options)
+        if not found.has_group and not found.length:
+            known_queues(server, inspector, [name])
     if as_json:
         print_json(asdict(found))
         return

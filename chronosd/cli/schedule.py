@@ -28,7 +28,7 @@ def schedule() -> None:
     """Looks at schedules."""
 
 
-@schedule.command("ls")
+@schedule.command("ls", short_help="List schedules, with their next times.")
 @server_options
 @json_option
 def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as_json: bool) -> None:

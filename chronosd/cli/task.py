@@ -13,7 +13,7 @@ import click
 from chronosd.broker.keys import Field
 from chronosd.cli.cancel import cancel
 from chronosd.cli.moves import rm, run, run_all
-from chronosd.cli.named import Named, look_up, task_argument
+from chronosd.cli.named import Named, known_queues, look_up, task_argument
 from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import instant, json_text, note, print_fields, print_json, print_table, span
 from chronosd.states import State
@@ -35,7 +35,7 @@ for _command in (run, run_all, rm, cancel):
     task.add_command(_command)
 
 
-@task.command("ls")
+@task.command("ls", short_help="List the tasks of a queue in a state.")
 @click.argument("queue", shell_complete=complete_queues)
 @click.argument("state", type=click.Choice([state.label for state in State]))
 @click.option(
@@ -67,6 +67,8 @@ def ls(
     with reaching(server), server.inspector() as inspector:
         # one more than is shown tells whether there are more
         tasks = list(_pages(inspector, queue, State[state.upper()], limit + 1))
+        if not tasks:
+            known_queues(server, inspector, [queue])
     tasks, is_more = tasks[:limit], len(tasks) > limit
     if as_json:
         print_json([_listed(one) for one in tasks])
@@ -77,7 +79,7 @@ def ls(
         note(f"there are more: --limit {10 * limit} shows as many; chronosd queue show {queue} counts them")
 
 
-@task.command("show")
+@task.command("show", short_help="Show all that is stored of a task.")
 @task_argument
 @server_options
 @json_option

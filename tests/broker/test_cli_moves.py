@@ -159,3 +159,10 @@ def test_a_second_task_of_the_same_arguments_is_refused_on_the_command_line(benc
     assert "pending" in again.err
     assert call("enqueue", "mail:send", '{"n": 2}', "--queue", "q", "--unique", "1h").code == 0
     assert call("enqueue", "x", "--unique", "1h", "--count", "2").code == 2
+
+
+def test_a_queue_with_a_typo_in_it_is_not_taken_for_an_empty_one(call: Call) -> None:
+    said = call("task", "run-all", "qq")
+    assert (said.code, said.err) == (1, "chronosd: no queue qq, nothing was changed; did you mean q?\n")
+    assert call("task", "ls", "qq", "archived").err == "chronosd: no queue qq; did you mean q?\n"
+    assert call("task", "ls", "q", "archived", "--json").json == []

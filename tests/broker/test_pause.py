@@ -89,6 +89,14 @@ def test_queues_of_the_file_and_of_redis_are_paused_listed_and_resumed(
     ]
 
 
+def test_a_typo_is_no_empty_queue(run: Run) -> None:
+    assert run("show", "mial") == (1, "", "chronosd: no queue mial; did you mean mail?\n")
+    assert run("purge", "xyz", "--yes")[2].startswith(
+        "chronosd: no queue xyz, nothing was changed; `chronosd"
+    )
+    assert run("show", "mail")[0] == 0, "the configuration has it, although nobody has enqueued to it"
+
+
 def test_a_typo_pauses_nothing(run: Run, inspector: Inspector) -> None:
     said = "chronosd: no queue mial, nothing was changed; did you mean mail?\n"
     assert run("pause", "default", "mial") == (1, "", said)

@@ -72,6 +72,16 @@ def test_a_group_without_a_command_lists_its_commands(
     assert f"\n  {named} " in err
 
 
+@pytest.mark.parametrize("group", ["queue", "task", "schedule"])
+def test_the_commands_of_a_group_are_said_in_whole_sentences(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([group, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert listed
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
 def test_a_mistyped_command_is_one_line_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["enque"]) == 2
     assert (
