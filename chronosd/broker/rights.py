@@ -22,7 +22,7 @@ def missing_rights(namespace: Namespace) -> Steps[list[Finding]]:
     Raises BrokerUnavailable.
     """
     probe = namespace.queue("doctor").task("probe")
-    asked = _asked(probe)
+    asked = commands_used(probe)
     whoami, *_ = yield [plain("ACL", "WHOAMI", parse=text)]
     commands: list[Command[Any]] = [plain("MULTI"), *(plain(*words) for words in asked), plain("DISCARD")]
     (_, *replies, _) = yield commands
@@ -63,14 +63,14 @@ def _findings(namespace: Namespace, user: str, denied: list[str], keys: bool) ->
     return found
 
 
-def _asked(key: str) -> list[tuple[Any, ...]]:
-    """Every command that workers, supervisor and clients use, ended by the one that tidies up."""
+def commands_used(key: str) -> list[tuple[Any, ...]]:
+    """Every command that workers, supervisor and clients use, on one key, ended by one that tidies up."""
     nobody = "0" * 40
     return [
         ("INFO",),
         ("TIME",),
         ("EVALSHA", nobody, 0),
-        ("SCRIPT", "EXISTS", nobody),
+        ("SCRIPT", "LOAD", "return 1"),
         ("CLIENT", "ID"),
         ("CLIENT", "UNBLOCK", 0, "TIMEOUT"),
         ("TYPE", key),
@@ -92,12 +92,14 @@ def _asked(key: str) -> list[tuple[Any, ...]]:
         ("HMGET", key, "msg"),
         ("HGETALL", key),
         ("HEXISTS", key, "msg"),
+        ("HLEN", key),
         ("HSTRLEN", key, "msg"),
         ("HSET", key, "msg", ""),
         ("HINCRBY", key, "returned", 1),
         ("HDEL", key, "msg"),
         ("EXPIRE", key, _TTL_S),
         ("PEXPIRE", key, _TTL_S * 1000),
+        ("TTL", key),
         ("PTTL", key),
         ("DEL", key),
         ("ZADD", key, "XX", 0, ""),
@@ -108,14 +110,17 @@ def _asked(key: str) -> list[tuple[Any, ...]]:
         ("ZRANGEBYSCORE", key, 0, 0),
         ("ZREMRANGEBYSCORE", key, 0, 0),
         ("ZSCORE", key, ""),
+        ("ZSCAN", key, 0, "COUNT", 1),
         ("SADD", key, "doctor"),
         ("SREM", key, "doctor"),
         ("SCARD", key),
         ("SISMEMBER", key, "doctor"),
+        ("SMISMEMBER", key, "doctor"),
         ("SSCAN", key, 0, "COUNT", 1),
         ("GET", key),
+        ("MGET", key),
         ("SET", key, "", "PX", _TTL_S * 1000),
-        ("DEL", key),
+        ("UNLINK", key),
     ]
 
 
