@@ -91,9 +91,10 @@ def test_the_web_process_minds_its_supervisor_alone_and_goes_with_it(daemon: Mak
     assert not any(path.endswith(".board") for path in own), own
     assert listening(web) == 1
     assert listening(one.children("worker")[0]) == 0
+    others = [child.pid for child in one.children()]
     one.send(signal.SIGKILL)
     one.wait()
-    wait_gone([web.pid])
+    wait_gone(others)
 
 
 def listening(process: psutil.Process) -> int:
