@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
 
 from chronosd.cli.failure import say
 from chronosd.cli.line import Line
-from chronosd.cli.options import config_option, json_option
-from chronosd.cli.output import note, print_fields, print_json, print_table, span
+from chronosd.cli.options import config_option, find_server, json_option
+from chronosd.cli.output import note, print_fields, print_json, print_table, shown, span
+from chronosd.errors import ChronosError
 
 _WAIT_S = 3600.0
 """Longer than any `reload_timeout` that makes sense; the daemon bounds a reload by that itself."""
@@ -164,15 +166,27 @@ def stacks(config_file: str | None, as_json: bool) -> None:
     Exit codes: 0 shown; 1 no daemon.
     """
     answer = Line.find(config_file).demand("stacks")
+    _name(config_file, [task for worker in answer["workers"] for task in worker["tasks"]])
     if as_json:
         print_json(answer["workers"])
         return
     for worker in answer["workers"]:
         click.echo(f"worker {worker['index']} (pid {worker['pid']}, {worker['phase']})")
         for task in worker["tasks"]:
-            click.echo(f"  {task['state']} {task['queue']}/{task['entry']}")
+            name = f"{task['kind']} {task['id']} of queue {task['queue']}" if task["id"] else task["entry"]
+            click.echo(f"  {task['state']} {shown(name)}")
         click.echo(worker["stack"] or "  no stack: it has not loaded its handlers yet")
         click.echo()
+
+
+def _name(config_file: str | None, tasks: list[dict[str, Any]]) -> None:
+    """Adds ids and kinds, which the daemon does not know: empty where Redis does not answer."""
+    names: dict[tuple[str, str], tuple[str, str]] = {}
+    if tasks:
+        with contextlib.suppress(ChronosError), find_server(config_file, None, None).inspector() as inspector:
+            names = inspector.name_entries((task["queue"], task["entry"]) for task in tasks)
+    for task in tasks:
+        task["id"], task["kind"] = names.get((task["queue"], task["entry"]), ("", ""))
 
 
 @click.command(short_help="Stop the daemon.")

@@ -18,6 +18,8 @@ from chronosd.supervisor.process import Child
 _LIMIT_BYTES = 65_536
 _IDLE = re.compile(r'chronosd/worker/(threads|main)\.py", line \d+ in (_work|_beat_in_thread)$')
 """The innermost frame of a thread that runs no handler."""
+_BIRTH = re.compile(r'(chronosd/worker/main\.py", line \d+ in run)\n.*', re.DOTALL)
+"""What stands below a worker's loop is how it was forked: thirty frames that say nothing of a task."""
 _FRAME = re.compile(r'File "(?!<frozen)([^"]+)", line (\d+)')
 
 
@@ -49,7 +51,8 @@ class Stacks:
     def read(self) -> str:
         """What has been written, most recent call first, without threads that wait for work."""
         text = os.pread(self.fd, _LIMIT_BYTES, 0).decode("utf-8", "backslashreplace").strip()
-        return "\n\n".join(part for part in text.split("\n\n") if not _is_idle(part))
+        parts = (part for part in text.split("\n\n") if not _is_idle(part))
+        return "\n\n".join(_BIRTH.sub(r"\1", part) for part in parts)
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -260,12 +260,13 @@ def test_stacks_shows_where_every_worker_is_also_one_that_blocks(
 ) -> None:
     one = daemon(workers=2).start()
     with Client(redis_url, namespace=namespace) as client:
-        client.enqueue("block", {"sleep": 3})
+        task = client.enqueue("block", {"sleep": 3})
     wait_until(one.ledger.starts, what="a blocked loop")
     done = command(one, "stacks")
     assert done.returncode == 0, done.stderr
     assert "in block" in done.stdout
-    assert "running default/" in done.stdout
+    assert f"  running block {task.id} of queue default\n" in done.stdout
+    assert "supervisor" not in done.stdout, "how the worker was forked is nobody's question"
     found = json.loads(command(one, "stacks", "--json").stdout)
     assert sorted(worker["index"] for worker in found) == [0, 1]
 
