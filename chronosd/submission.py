@@ -138,6 +138,8 @@ class Drafter:
             unique = kind.unique if unique is None else unique
             retention = kind.retention if retention is None else retention
             discard = kind.discard if discard is None else discard
+        elif callable(kind):
+            raise InvalidTask("kind: must be the name that chronos.yaml gives the function, or a Kind")
         else:
             name = check_name("kind", kind)
         keys = self.namespace.queue(DEFAULT_QUEUE if queue is None else check_text("queue", queue))

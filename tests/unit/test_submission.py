@@ -199,6 +199,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kind": "k" * 513}, "kind: must have at most 512 characters"),
     ({"kind": None}, r"kind: must be a string \(got None\)"),
     ({"kind": b"mail"}, "kind: must be a string"),
+    ({"kind": print}, "kind: must be the name that chronos.yaml gives the function, or a Kind"),
     ({"queue": ""}, "queue: must not be empty"),
     ({"queue": "a{b}"}, "queue: "),
     ({"queue": "a b"}, "queue: "),
