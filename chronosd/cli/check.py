@@ -14,7 +14,7 @@ from chronosd.cli.failure import CONFIG
 from chronosd.cli.meaning import describe, warnings
 from chronosd.cli.options import config_option, json_option
 from chronosd.cli.output import note, print_fields, print_json, print_table, span
-from chronosd.cli.schedule import shown
+from chronosd.cli.schedule import clock_time
 from chronosd.config.schema import Config, ScheduleConfig
 from chronosd.cron import upcoming
 from chronosd.errors import ConfigError
@@ -172,7 +172,7 @@ def _print(config: Config, handlers: dict[str, Any], meaning: list[tuple[str, st
 
 
 def _shown(times: list[int], timezone: str) -> str:
-    return shown(times[0], timezone) if times else "that long after it is first seen"
+    return clock_time(times[0], timezone) if times else "that long after it is first seen"
 
 
 def _short(path: Path) -> str:

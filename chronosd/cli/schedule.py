@@ -60,7 +60,7 @@ def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as
             [
                 {
                     **asdict(one),
-                    "next_times_iso": [shown(at, one.timezone) for at in one.next_times],
+                    "next_times_iso": [clock_time(at, one.timezone) for at in one.next_times],
                     "configured": configured is None or one.id in configured,
                 }
                 for one in found
@@ -69,8 +69,8 @@ def ls(config_file: str | None, redis_url: str | None, namespace: str | None, as
         return
     rows: list[list[object]] = []
     for one in found:
-        times = [shown(at, one.timezone) for at in one.next_times] or ["-"]
-        fired = "-" if one.last_fired is None else shown(one.last_fired, one.timezone)
+        times = [clock_time(at, one.timezone) for at in one.next_times] or ["-"]
+        fired = "-" if one.last_fired is None else clock_time(one.last_fired, one.timezone)
         remarks = ", ".join(_remarks(one, configured, now))
         named = [one.name or one.id, one.spec, one.timezone or "-", one.kind, one.queue]
         rows.append([*named, times[0], fired, one.leader or "-", remarks])
@@ -101,7 +101,7 @@ def _remarks(one: ScheduleInfo, configured: set[str] | None, now: float) -> list
     return remarks
 
 
-def shown(instant: int, timezone: str) -> str:
+def clock_time(instant: int, timezone: str) -> str:
     """A unix time as a clock in the zone shows it: ``2026-03-01T09:00:00+01:00``; else in UTC."""
     try:
         return datetime.fromtimestamp(instant, ZoneInfo(timezone) if timezone else UTC).isoformat()

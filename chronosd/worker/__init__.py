@@ -14,5 +14,6 @@ and all that waits, is ``held``. On its way a task meets ``pick`` (which queue t
 ``pace`` (how far ahead) or ``blocking`` (waiting for any), ``intake`` (from an entry to a ``run`` in the
 buffer), ``starter`` (when it starts), ``execute`` and ``threads`` (its handler, and what that does as an
 outcome), and ``complete`` (the outcome as a move). ``doubt`` asks what is still owned after trouble;
-``trouble`` says how long Redis, or one queue of it, is left alone.
+``trouble`` says how long Redis, or one queue of it, is left alone; ``suspended`` where handlers are that no
+stack shows.
 """
