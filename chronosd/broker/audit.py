@@ -85,8 +85,9 @@ def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list
                 "no-group",
                 f"its stream has {counted(length, 'entry')} and no consumer group {GROUP!r}:"
                 " nothing can be fetched",
-                "start a daemon that serves it, or add it to queues and chronosd reload --wait; if its name is a"
-                f" typo: chronosd queue purge {queue.name}, or {redis_cli('XGROUP', 'CREATE', queue.stream, GROUP, 0)}",
+                "start a daemon that serves it, or add it to queues and chronosd reload --wait; if its name"
+                f" is a typo: chronosd queue purge {queue.name},"
+                f" or {redis_cli('XGROUP', 'CREATE', queue.stream, GROUP, 0)}",
                 queue.name,
             )
         ]
