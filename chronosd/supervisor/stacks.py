@@ -18,7 +18,7 @@ from chronosd.supervisor.process import Child
 _LIMIT_BYTES = 65_536
 _IDLE = re.compile(r'chronosd/worker/(threads|main)\.py", line \d+ in (_work|_beat_in_thread)$')
 """The innermost frame of a thread that runs no handler."""
-_BIRTH = re.compile(r'(chronosd/worker/main\.py", line \d+ in run)\n.*', re.DOTALL)
+_BIRTH = re.compile(r'(chronosd/worker/main\.py", line \d+ in run)(?:\n  File [^\n]*)+')
 """What stands below a worker's loop is how it was forked: thirty frames that say nothing of a task."""
 _FRAME = re.compile(r'File "(?!<frozen)([^"]+)", line (\d+)')
 

@@ -260,7 +260,8 @@ class _Process:
             case "stacks" if fetcher is not None and self._spec.stack_fd is not None:
                 named = {(queue, entry) for queue, entry in message["entries"]}
                 text = suspended.stacks(fetcher.executor.running, named)
-                os.write(self._spec.stack_fd, text.encode("utf-8", "backslashreplace"))
+                # the signal's dump of the main thread is there by now, and ends without a blank line
+                os.write(self._spec.stack_fd, b"\n" + text.encode("utf-8", "backslashreplace"))
             case "lost" if fetcher is not None:
                 fetcher.lost([(queue, entry) for queue, entry in message["entries"]])
             case "cancel" if fetcher is not None:

@@ -260,13 +260,19 @@ def test_stacks_shows_where_every_worker_is_also_one_that_blocks(
 ) -> None:
     one = daemon(workers=2).start()
     with Client(redis_url, namespace=namespace) as client:
-        task = client.enqueue("block", {"sleep": 3})
-    wait_until(one.ledger.starts, what="a blocked loop")
+        task = client.enqueue("block", {"sleep": 9})
+        wait_until(one.ledger.starts, what="a blocked loop")
+        client.enqueue("sync", {"sleep": 9})
+        client.enqueue("count", {"sleep": 9})
+    wait_until(lambda: len(one.ledger.starts()) == 3, what="two that wait on the other worker")
     done = command(one, "stacks")
     assert done.returncode == 0, done.stderr
     assert "in block" in done.stdout
     assert f"  running block {task.id} of queue default\n" in done.stdout
+    assert "in sync\n" in done.stdout
+    assert "in count\n" in done.stdout
     assert "supervisor" not in done.stdout, "how the worker was forked is nobody's question"
+    assert "_beat_in_thread" not in done.stdout
     found = json.loads(command(one, "stacks", "--json").stdout)
     assert sorted(worker["index"] for worker in found) == [0, 1]
 
