@@ -49,7 +49,8 @@ DEFAULT_TIMEOUT_S: Final = 2.0
 NO_ARGS: Final[Mapping[str, Any]] = MappingProxyType({})
 """What a task without arguments carries: an empty object, which a handler's type with defaults accepts."""
 
-_VARIANT = "89ab" * 4
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+_DRAWN_AT_ONCE = 64
 _WORD_STATES = {"pending": State.PENDING, "scheduled": State.SCHEDULED}
 
 
@@ -127,8 +128,12 @@ class Drafter:
         task_id: str | None = None,
         discard: bool | None = None,
         trace: str | None = None,
+        _id: str | None = None,
     ) -> Draft:
-        """Checks everything and writes the message. Raises InvalidTask or PayloadTooLarge."""
+        """Checks everything and writes the message. Raises InvalidTask or PayloadTooLarge.
+
+        ``_id`` is a random id that has been made already.
+        """
         if type(kind) is str:
             name = check_kind(kind)
         elif isinstance(kind, Kind):  # options of the call override its own
@@ -157,7 +162,10 @@ class Drafter:
             state = State.SCHEDULED if at_ms > time() * 1000 else State.PENDING
         if discard is not None and type(discard) is not bool:
             raise InvalidTask(f"discard: must be true or false (got {ascii(discard)[:60]})")
-        id_, nonce = (new_id(), "") if task_id is None else (check_name("task_id", task_id), urandom(8).hex())
+        if task_id is None:
+            id_, nonce = _id or new_id(), ""
+        else:
+            id_, nonce = check_name("task_id", task_id), urandom(8).hex()
         context = current_trace() if trace is None else trace and checked_trace(trace)
         payload = encode_args({} if args is NO_ARGS else args)
         if len(payload) > self.max_payload:
@@ -176,24 +184,25 @@ class Drafter:
 
     def drafts(self, tasks: Iterable[Sequence[Any]]) -> Iterator[Draft]:
         """Drafts of the tasks of an enqueue_many call, each with its index."""
+        ids = _new_ids()
         for index, task in enumerate(tasks):
             try:
-                made = self._of(task)
+                made = self._of(task, next(ids))
             except (InvalidTask, PayloadTooLarge) as exc:
                 raise type(exc)(f"tasks[{index}]: {exc}") from None
             made.index = index
             yield made
 
-    def _of(self, task: Sequence[Any]) -> Draft:
+    def _of(self, task: Sequence[Any], id_: str) -> Draft:
         if type(task) is tuple and len(task) == 3 and type(task[2]) is dict:  # the usual, before any matching
-            return self.draft(task[0], task[1], **known_options(task[2]))
+            return self.draft(task[0], task[1], _id=id_, **known_options(task[2]))
         match task:
             case (kind, args):
-                return self.draft(kind, args)
+                return self.draft(kind, args, _id=id_)
             case (kind, args, Mapping() as options):
-                return self.draft(kind, args, **known_options(options))
+                return self.draft(kind, args, _id=id_, **known_options(options))
             case (kind,):
-                return self.draft(kind)
+                return self.draft(kind, _id=id_)
         raise InvalidTask("must be (kind, args) or (kind, args, {option: value})")
 
 
@@ -218,5 +227,17 @@ def duplicate(draft: Draft, holder: Holder) -> DuplicateTask:
 
 def new_id() -> str:
     """A random UUID, version 4, as text; in less than half the time that the standard library takes."""
-    h = urandom(16).hex()
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[int(h[16], 16)]}{h[17:20]}-{h[20:]}"
+    return _uuid(urandom(16).hex())
+
+
+def _new_ids() -> Iterator[str]:
+    """Random ids for one call. Randomness is drawn for many at once, but none outlives the call: a process
+    that is forked, or restored from a snapshot twice, must not give out the same ids as its twin."""
+    while True:
+        drawn = urandom(16 * _DRAWN_AT_ONCE).hex()
+        for start in range(0, len(drawn), 32):
+            yield _uuid(drawn[start : start + 32])
+
+
+def _uuid(h: str) -> str:
+    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[h[16]]}{h[17:20]}-{h[20:]}"
