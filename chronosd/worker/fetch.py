@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from chronosd import log
 from chronosd.board import Board, Cell, WorkerState
 from chronosd.broker import consume, sweep
 from chronosd.broker.commands import BATCH, Command
-from chronosd.broker.consume import Delivery, Retained
 from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import Namespace
 from chronosd.broker.limit import Limit
@@ -19,18 +18,18 @@ from chronosd.broker.runner import AsyncRunner
 from chronosd.config.schema import Config
 from chronosd.errors import BrokerError, BrokerUnavailable, Trouble
 from chronosd.handlers import Registry
-from chronosd.metrics import End
 from chronosd.tally import Tally
 from chronosd.worker.blocking import BLOCK_S, BlockingRead
-from chronosd.worker.complete import Sending
-from chronosd.worker.cycle import Ask, Composer, Cycle
+from chronosd.worker.cycle import Composer, Cycle
 from chronosd.worker.doubt import Doubt
 from chronosd.worker.execute import GAP_S, Executor, hide
 from chronosd.worker.held import Held, Key
 from chronosd.worker.intake import Intake
 from chronosd.worker.pace import Pace
 from chronosd.worker.pick import Picker
-from chronosd.worker.starter import Starter, facts_of
+from chronosd.worker.replies import Replies
+from chronosd.worker.run import Run
+from chronosd.worker.starter import Starter
 from chronosd.worker.trouble import Troubles, pause_s
 
 POLL_S = 0.05
@@ -60,7 +59,6 @@ class Fetcher:
         bodies: AsyncRunner,
     ) -> None:
         namespace = Namespace(config.namespace)
-        self._consumer = consumer
         self._cycle = cycle
         self._board = board
         queues = [namespace.queue(name) for name in board.queues]
@@ -109,9 +107,17 @@ class Fetcher:
             limits=limits,
             workers=config.workers,
         )
+        self._replies = Replies(
+            self._held,
+            self._starter,
+            self._intake,
+            self._doubt,
+            self._picker,
+            self._pace,
+            self._troubles,
+        )
         self._hurry = asyncio.Event()
         self._draining = False
-        self._reconnect = False
         self._failures = 0
         self.answered_at = 0.0
         """Monotonic instant of the last reply to a cycle."""
@@ -169,28 +175,31 @@ class Fetcher:
 
     def lost(self, entries: list[tuple[str, str]]) -> None:
         """The supervisor found leases lost: async handlers are cancelled, results dropped."""
-        self._intake.admit()
-        index = {queue.name: i for i, queue in enumerate(self._held.queues)}
-        for name, entry in entries:
-            key = (index.get(name, -1), entry.encode())
-            run = self._held.runs.get(key)
-            if run is not None and not run.dropped:
+        for key, run in self._still_here(entries):
+            if run is not None:
                 self._starter.lose(run)
-            elif key in self._intake.reading:
+            else:
                 self._intake.stop(key)
-        self._held.wake.set()
 
     def cancel(self, entries: list[tuple[str, str]]) -> None:
         """Somebody has cancelled these tasks. Those that have ended meanwhile have ended."""
+        for key, run in self._still_here(entries):
+            if run is not None:
+                self._starter.cancel(run)
+            else:
+                self._held.release(key, self._intake.stop(key))  # which finds the mark, and ends it
+
+    def _still_here(self, entries: Iterable[tuple[str, str]]) -> Iterator[tuple[Key, Run | None]]:
+        """Those of the entries that have not gone: with their runs, or None while their bodies are read."""
         self._intake.admit()
         index = {queue.name: i for i, queue in enumerate(self._held.queues)}
         for name, entry in entries:
             key = (index.get(name, -1), entry.encode())
             run = self._held.runs.get(key)
             if run is not None and not run.dropped:
-                self._starter.cancel(run)
+                yield key, run
             elif key in self._intake.reading:
-                self._held.release(key, self._intake.stop(key))  # which finds the mark, and ends it
+                yield key, None
         self._held.wake.set()
 
     @property
@@ -238,8 +247,8 @@ class Fetcher:
             if now - began > GAP_S:
                 starter.is_doubtful = True
             self._answered()
-            self._settle(cycle.sendings, results)
-            self._take_in(cycle.asks, results[len(commands) - len(cycle.asks) :])
+            self._replies.settle(cycle.sendings, results)
+            self._replies.take_in(cycle.asks, results[len(commands) - len(cycle.asks) :])
             self._pace.measure(now, *starter.take_counts())
             self._board.cells[Cell.CYCLES] += 1
             if self._may_wait():
@@ -253,8 +262,8 @@ class Fetcher:
                 self._hand_back()
             if len(self._held.buffer) < FEW:
                 starter.start()
-            if self._reconnect:  # the address leads to a demoted node: look it up again
-                self._reconnect = False
+            if self._replies.reconnect:  # the address leads to a demoted node: look it up again
+                self._replies.reconnect = False
                 await self._cycle.aclose()
             await asyncio.sleep(0)
 
@@ -267,7 +276,7 @@ class Fetcher:
             and not self._starter.is_doubtful
             and not self._doubt.astray
             and not self._doubt.is_group_missing
-            and not self._reconnect
+            and not self._replies.reconnect
         )
 
     async def _exchange(self, commands: list[Command[Any]]) -> list[Any]:
@@ -329,74 +338,7 @@ class Fetcher:
             and not self._doubt.astray
         )
 
-    # -- replies ------------------------------------------------------------------------------
-
-    def _settle(self, sendings: list[Sending], results: list[Any]) -> None:
-        """Frees the slots of what has been carried out."""
-        for sending, result in zip(sendings, results, strict=False):
-            if isinstance(result, BrokerError):
-                sending.resent = True
-                self._held.unsent.append(sending)
-                self._troubles.sick(sending.index, result)
-                self._picker.report(sending.index, 1, 0)
-                self._reconnect |= result.trouble is Trouble.RECONNECT
-                continue
-            self._troubles.well(sending.index)
-            lost: list[bytes] = result if isinstance(result, list) and not sending.resent else []
-            named = [run.message.id for e in lost[:20] if (run := self._held.runs.get((sending.index, e)))]
-            if lost:
-                self._held.recount(((sending.index, entry) for entry in lost), End.LOST)
-            if isinstance(result, Retained) and result.parked:
-                self._park(sending, result)
-            self._held.told(sending)
-            if lost:
-                self._board.cells[Cell.LEASES_LOST] += len(lost)
-                _log.warning("leases lost", queue=sending.queue, entries=len(lost), task_ids=named)
-
-    def _park(self, sending: Sending, retained: Retained) -> None:
-        """Tasks that succeeded and were dead-lettered all the same: what follows could not be enqueued."""
-        self._board.cells[Cell.ARCHIVED] += len(retained.parked)
-        parked = dict(retained.parked)
-        for entry in sending.entries:
-            run = self._held.runs.get((sending.index, entry))
-            if run is not None and run.message.id in parked:
-                self._held.recount([(sending.index, entry)], End.ARCHIVED)
-                why = f"what follows it could not be enqueued: {parked[run.message.id]}"
-                _log.error("task archived", **facts_of(run), error=why)
-
-    def _take_in(self, asks: list[Ask], results: list[Any]) -> None:
-        """Receives what a cycle fetched."""
-        full = asked = False
-        for ask, result in zip(asks, results, strict=True):
-            if isinstance(result, BrokerError):
-                self._cannot_fetch(ask, result)
-                continue
-            self._troubles.well(ask.queue)
-            fetched: Delivery = result
-            if fetched.gone:
-                self._board.cells[Cell.DROPPED] += len(fetched.gone)
-                name = self._held.queues[ask.queue].name
-                _log.warning("tasks dropped: their bodies are gone", queue=name, ids=fetched.gone[:10])
-            if ask.most:
-                brought = len(fetched.tasks) + len(fetched.gone) - len(ask.delivered)
-                self._picker.report(ask.queue, ask.most, brought)
-                asked = True
-                full |= brought >= ask.most
-            self._board.cells[Cell.FETCHED] += len(fetched.tasks)
-            if fetched.tasks:
-                self._intake.receive(ask.queue, fetched.tasks)
-        if asked:
-            self._pace.is_full = full
-
-    def _cannot_fetch(self, ask: Ask, error: BrokerError) -> None:
-        self._troubles.sick(ask.queue, error)
-        self._picker.report(ask.queue, 1, 0)
-        self._starter.is_doubtful = True
-        if error.trouble is Trouble.RECREATE:  # and with the group all that was delivered is gone
-            self._doubt.is_group_missing = True
-        else:
-            self._held.delivered += [(ask.queue, entry) for entry in ask.delivered]
-            self._reconnect |= error.trouble is Trouble.RECONNECT
+    # -- what the parts tell --------------------------------------------------------------------
 
     def _take_delivered(self, keys: list[Key]) -> None:
         self._held.delivered += keys
