@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.support.daemon import ROOT
 
 
 def recipe(title: str, language: str) -> str:
-    """The first block of a language after the bold words that begin a paragraph."""
+    """The first block of a language after a heading, or after the bold words that begin a paragraph."""
     text = (ROOT / "README.md").read_text()
-    _, found, after = text.partition(f"**{title}.**")
-    assert found, f"README.md has no paragraph {title!r}"
-    _, found, block = after.partition(f"```{language}\n")
+    begun = re.search(rf"^(## {title}|\*\*{title}\.\*\*.*)$", text, re.MULTILINE)
+    assert begun, f"README.md has nothing of the title {title!r}"
+    _, found, block = text[begun.end() :].partition(f"```{language}\n")
     assert found, f"README.md has no {language} after {title!r}"
     return block.partition("```")[0]

@@ -51,6 +51,15 @@ def test_the_documents_are_looked_at() -> None:
     assert all(command_lines(document) for document in DOCUMENTS)
 
 
+def test_the_contents_of_the_readme_lead_to_its_sections() -> None:
+    text = (ROOT / "README.md").read_text()
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    anchors = [re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles]
+    linked = re.findall(r"\]\(#([^)]*)\)", text)
+    assert set(linked) <= set(anchors)
+    assert len(anchors) - len(set(linked)) <= 1, "what is left out is what there is not yet"
+
+
 @pytest.mark.parametrize("source", fenced((ROOT / "README.md").read_text(), "python"))
 def test_the_python_in_the_readme_compiles(source: str) -> None:
     compile(source, "README.md", "exec")
