@@ -26,6 +26,8 @@ WebTarget = Callable[[WebSpec], int]
 
 _BACKLOG = 128
 _STOP_S = 1.0
+_LEAVE_S = 5.0
+"""How long one that was told to go is waited for; it gives what it serves a second."""
 
 
 def listen(address: str) -> socket.socket:
@@ -74,7 +76,7 @@ class Web:
         self._leaving: list[Child] = []
         self._forked_at = 0.0
         self._restarts = Restarts()
-        self._spawn_at = float("inf")
+        self._spawn_at = self._kill_at = float("inf")
         if config.http is not None:
             self._open(config.http.listen)
 
@@ -102,10 +104,19 @@ class Web:
 
     @property
     def due_at(self) -> float:
-        return self._spawn_at
+        return min(self._spawn_at, self._kill_at)
 
     def tick(self, now: float) -> None:
-        """Forks one that is due."""
+        """Forks one that is due, and kills those that have not gone: they still hold the port they had."""
+        if self._kill_at <= now:
+            self._kill_at = float("inf")
+            for child in self._leaving:
+                log.warning("web process did not stop in time, killed", pid=child.pid)
+                child.send(signal.SIGKILL)
+        if self._spawn_at <= now:
+            self._spawn(now)
+
+    def _spawn(self, now: float) -> None:
         if self._child is not None or self._socket is None or self.page is None:
             self._spawn_at = float("inf")
             return
@@ -173,6 +184,7 @@ class Web:
         if self._child is not None:
             self._child.send(signal.SIGTERM)
             self._leaving.append(self._child)
+            self._kill_at = time.monotonic() + _LEAVE_S
             self._child = None
 
     def stop(self) -> None:

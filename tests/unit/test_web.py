@@ -6,6 +6,7 @@ import asyncio
 import copy
 import importlib.util
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from prometheus_client.samples import Sample
 
 from chronosd.config.load import parse
 from chronosd.metrics import BUCKETS, FAMILIES, PROCESSED, End
-from chronosd.page import Page, web_problem
+from chronosd.page import Page, WebSpec, web_problem
+from chronosd.supervisor.descriptors import Descriptors
+from chronosd.supervisor.web import Web
 from chronosd.web.app import build, not_ready
 from chronosd.web.rates import Rates
 
@@ -298,3 +301,38 @@ def test_what_does_not_fit_leaves_the_page_as_it_was() -> None:
     assert page.write({"n": 1})
     assert not page.write({"text": "x" * 5000})
     assert page.read() == {"n": 1}
+
+
+def test_a_web_process_that_does_not_go_is_killed() -> None:
+    """One that hung when a reload moved it kept its port for as long as the daemon ran."""
+    config = parse(
+        "queues: [q]\nhandlers: {k: m:f}\nhttp: {listen: 127.0.0.1:0}\n",
+        source="chronos.yaml",
+        base=Path("/"),
+    )
+    reader, writer = os.pipe()
+
+    def deaf(_: WebSpec) -> int:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(writer, str(os.getpid()).encode())
+        signal.pause()
+        return 0
+
+    descriptors = Descriptors()
+    web = Web(config, deaf, abandon=lambda: None, descriptors=descriptors)
+    try:
+        assert web.due_at == 0.0
+        web.tick(time.monotonic())
+        pid = int(os.read(reader, 20))
+        web.apply(config.model_copy(update={"http": None}))
+        web.tick(time.monotonic())
+        assert web.is_child(pid)
+        web.tick(web.due_at)
+        while web.is_child(pid):
+            descriptors.dispatch(descriptors.wait(10))
+        assert web.due_at == float("inf")
+    finally:
+        web.stop()
+        descriptors.close()
+        os.close(reader)
+        os.close(writer)
