@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from chronosd.broker.keys import Namespace
 from chronosd.broker.runner import SyncRunner
 from chronosd.embedded import EmbeddedServer
 from tests.conftest import connect
@@ -13,6 +14,20 @@ from tests.support.bench import Bench
 from tests.support.flow import Flow
 
 Bencher = Callable[[str], Bench]
+
+
+@pytest.fixture
+def runner(redis_url: str) -> Iterator[SyncRunner]:
+    """A connection to the session's server."""
+    one = SyncRunner(redis_url)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def ns(namespace: str) -> Namespace:
+    """The keys of the test."""
+    return Namespace(namespace)
 
 
 @pytest.fixture

@@ -31,18 +31,6 @@ CONFIG = "queues: [default]\nhandlers: {k: tests.support.jobs:noop}\n"
 
 
 @pytest.fixture
-def runner(redis_url: str) -> Iterator[SyncRunner]:
-    one = SyncRunner(redis_url)
-    yield one
-    one.close()
-
-
-@pytest.fixture
-def ns(namespace: str) -> Namespace:
-    return Namespace(namespace)
-
-
-@pytest.fixture
 def client(redis_url: str, namespace: str) -> Client:
     return Client(redis_url, namespace=namespace)
 

@@ -51,18 +51,6 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def runner(redis_url: str) -> Iterator[SyncRunner]:
-    one = SyncRunner(redis_url)
-    yield one
-    one.close()
-
-
-@pytest.fixture
-def ns(namespace: str) -> Namespace:
-    return Namespace(namespace)
-
-
-@pytest.fixture
 def queue(ns: Namespace, redis: redis_py.Redis) -> QueueKeys:
     keys = ns.queue("default")
     redis.xgroup_create(keys.stream, GROUP, "0", mkstream=True)
