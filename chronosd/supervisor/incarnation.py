@@ -99,14 +99,18 @@ def predecessors(runtime: Path) -> list[Incarnation]:
         entries = sorted(os.listdir(runtime))
     except OSError:
         return []  # gone, or no descriptor to be had
-    for directory in [runtime / entry for entry in entries if entry.startswith(_PREFIX)]:
+    for entry in entries:
+        if not entry.startswith(_PREFIX):
+            continue
         try:
-            lock_fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            # no Path for it: this is looked at often, and nearly always held, by ourselves
+            lock_fd = os.open(f"{runtime}/{entry}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             continue  # gone, none of ours, or no descriptor to be had: the daemon must not end for it
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             name = os.pread(lock_fd, 4096, 0).decode(errors="replace").partition("\n")[0]
+            directory = runtime / entry
             # Another successor may have finished with it between our open and our lock.
             if name and directory.exists():
                 dead.append(Incarnation(name, directory, lock_fd))

@@ -20,7 +20,7 @@ log = get_logger("chronosd.supervisor")
 _WITH_SUPERVISOR = Exit(None, 9)
 _LOOK_S = 10.0
 _LOOK_AT_BOOT_S = 0.1
-_PATIENCE = 0.1  # of the time since the start: what is not let go of by then may take longer still
+_PATIENCE = 0.2  # of the time since the start: what is not let go of by then may take longer still
 
 
 class Inheritance:
