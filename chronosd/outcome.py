@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from chronosd.broker.payload import encode_result
@@ -26,6 +27,9 @@ MIN_DELAY_S = 0.1
 MAX_DELAY_S = 366 * 86400.0
 """`RetryIn` is clamped between these: a negative or overflowing delay must not become a tight loop."""
 
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MAX_FRAMES = 20
+_MAX_CAUSES = 3
 _MAX_LEAVES = 1000  # exceptions looked at within a group
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -42,6 +46,8 @@ class Failed:
     """The attempt failed and is charged: retried with backoff, or archived once the budget is spent."""
 
     error: str
+    stack: str = field(default="", compare=False, repr=False)
+    """Where it was raised: for the log, and not kept with the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,42 @@ def _from_exception(exc: BaseException) -> Outcome:
             )
     if isinstance(exc, asyncio.CancelledError):
         return Failed(_bounded(f"{describe(exc)} (the handler was cancelled, or cancelled itself)"))
-    return Failed(describe(exc))
+    return Failed(describe(exc), stack_of(exc))
+
+
+def stack_of(exc: BaseException) -> str:
+    """Where an exception was raised, and what it came from, as stacks are logged: most recent call first, no
+    source lines (they would be read from disk), nothing of what led to the handler. Never raises.
+    """
+    try:
+        return _stack(exc)
+    except BaseException:  # see from_exception
+        return ""
+
+
+def _stack(exc: BaseException) -> str:
+    parts: list[str] = []
+    title = "Stack"
+    one: BaseException | None = exc
+    for _ in range(_MAX_CAUSES):
+        if one is None:
+            break
+        if frames := _frames(one):
+            parts.append("\n".join([f"{title} (most recent call first):", *frames]))
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        title = "" if one is None else f"It came from {_type_name(one)}"
+    return "\n\n".join(parts)
+
+
+def _frames(exc: BaseException) -> list[str]:
+    found: list[str] = []
+    step = exc.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if found or not code.co_filename.startswith(_OURS):
+            found.append(f'  File "{code.co_filename}", line {step.tb_lineno} in {code.co_name}')
+        step = step.tb_next
+    return found[: -_MAX_FRAMES - 1 : -1]
 
 
 def _postponed(exc: RetryIn) -> Outcome:

@@ -34,6 +34,7 @@ from chronosd.outcome import (
     from_exception,
     from_result,
     safe_str,
+    stack_of,
 )
 from chronosd.task import Task
 from chronosd.worker.run import Cancelled, Run
@@ -235,7 +236,8 @@ class Executor:
         if run.cancelled is not Cancelled.TIMEOUT:
             return None
         text = f"TimeoutError: timed out after {format_duration(run.handler.timeout)}"
-        return Failed(text if outcome is None else safe_str(f"{text}; then {outcome.error}"))
+        text = text if outcome is None else safe_str(f"{text}; then {outcome.error}")
+        return Failed(text, stack_of(error))
 
     def _run_sync(self, run: Run) -> tuple[Run, Outcome | None]:
         task = run.task

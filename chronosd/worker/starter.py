@@ -10,7 +10,7 @@ from chronosd import log
 from chronosd.board import Cell
 from chronosd.broker.consume import Again, Dead, Done
 from chronosd.metrics import End
-from chronosd.outcome import Outcome, Succeeded
+from chronosd.outcome import Failed, Outcome, Succeeded
 from chronosd.trace import trace_id
 from chronosd.worker.complete import Move, conclude, counted_as
 from chronosd.worker.execute import CANCELLED, Executor
@@ -182,6 +182,8 @@ class Starter:
             return
         board.finish(run.slot, self._tally(run, counted_as(outcome, move), now_ns))
         facts = {**facts_of(run, now_ns), "error": outcome.error}
+        if isinstance(outcome, Failed) and outcome.stack:
+            facts["stack"] = outcome.stack
         if isinstance(move, Again):
             board.cells[Cell.RETRIED] += 1
             _log.warning("task failed, will retry", delay_s=round(move.delay_s, 3), **facts)

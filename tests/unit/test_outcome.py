@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ from chronosd.outcome import (
     from_exception,
     from_result,
     safe_str,
+    stack_of,
 )
 
 
@@ -227,3 +229,49 @@ def test_a_forgotten_await_is_said_to_be_one() -> None:
     outcome = from_result(forgotten())
     assert isinstance(outcome, Rejected)
     assert "async def" in outcome.error
+
+
+def deep(left: int) -> None:
+    if left:
+        deep(left - 1)
+    raise KeyError("inner")
+
+
+def test_where_an_exception_was_raised_is_told_with_what_it_came_from() -> None:
+    """No log line and no command said in which line of which file a handler had failed."""
+
+    def handler() -> None:
+        try:
+            deep(0)
+        except KeyError as error:
+            raise OSError("outer") from error
+
+    outcome = from_exception(raised(handler))
+    assert isinstance(outcome, Failed)
+    assert outcome == Failed("OSError: outer"), "it is for the log, and makes no other outcome"
+    first, second = outcome.stack.split("\n\n")
+    assert [line.split(" in ")[-1] for line in first.splitlines()[1:]] == ["handler", "raised"]
+    assert second.startswith("It came from KeyError (most recent call first):\n  File ")
+    assert [line.split(" in ")[-1] for line in second.splitlines()[1:]] == ["deep", "handler"]
+
+
+def test_a_stack_is_bounded_and_begins_at_the_innermost_call() -> None:
+    lines = stack_of(raised(lambda: deep(500))).splitlines()
+    assert len(lines) == 21
+    assert all(line.endswith(" in deep") for line in lines[1:])
+    assert stack_of(ValueError("never raised")) == ""
+    assert stack_of(NoTracebackError()) == ""
+
+
+def raised(call: Callable[[], object]) -> BaseException:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+class NoTracebackError(Exception):
+    @property
+    def __traceback__(self) -> None:
+        raise RuntimeError("no traceback")
