@@ -258,7 +258,9 @@ def test_log_lines_carry_the_task_they_are_about(worker: Make) -> None:
     (line,) = one.log_records("task failed, will retry")
     assert (line["task_id"], line["kind"], line["queue"]) == (failing, "fails", "default")
     assert line["error"] == "RuntimeError: told to"
-    assert line["stack"].splitlines()[1].endswith(" in fails"), "where it was raised, the innermost call first"
+    assert line["stack"].splitlines()[1].endswith(" in fails"), (
+        "where it was raised, the innermost call first"
+    )
     assert all("told to" not in str(line) for line in one.log_records("redis trouble"))
 
 
