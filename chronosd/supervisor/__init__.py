@@ -33,6 +33,7 @@ obeyed and the watchdog fed whatever Redis does.
     overrun.py       tasks past their deadline and loops that stand still
     stacks.py        Python stacks of a worker, also of a hung or dead one
     names.py         which task an entry is, for what is reported
+    serving.py       which queues are served, and whether they may be fetched from
     groundwork.py    queues, groups, the server's clock
     pauses.py        which queues are paused
     limits.py        looks for work in queues with limits

@@ -166,13 +166,13 @@ class Supervisor:
         """Opens the gate when every worker is ready and the groups exist; gives up when time is up."""
         if self._is_ready or self._stop_by is not None:
             return
-        if self.fleet.all_ready and self.rounds.may_fetch:
+        if self.fleet.all_ready and self.rounds.serving.may_fetch:
             self._is_ready = True
             self.fleet.open_gate()
             self._notifier.ready(self.status.line())
             log.info("ready", workers=len(self.fleet.places), took_s=round(self._age_s(), 3))
-        elif not self.rounds.is_laid and self._age_s() > self._config.startup_timeout:
-            why = self.redis.error or self.rounds.hindrance or "no answer"
+        elif not self.rounds.serving.is_laid and self._age_s() > self._config.startup_timeout:
+            why = self.redis.error or self.rounds.serving.hindrance or "no answer"
             log.error("redis unreachable, giving up", seconds=self._config.startup_timeout, error=why)
             self._give_up(EXIT_UNREACHABLE)
         elif self._age_s() > 2 * self._config.startup_timeout:

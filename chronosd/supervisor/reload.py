@@ -241,7 +241,7 @@ class Reload:
         if self._next.trouble is not None:
             self._fail(*self._next.trouble)
         elif self._next.is_ready:
-            self._rounds.prepare(self._next.config, now)
+            self._rounds.serving.prepare(self._next.config.queues, now)
             self.stage = Stage.PREPARING
 
     def _prepare(self, now: float) -> None:
@@ -252,9 +252,9 @@ class Reload:
             self._fail(*self._next.trouble)
         elif not self._next.is_ready:
             self.stage = Stage.STARTING  # resized meanwhile
-        elif trouble := self._rounds.preparation_trouble(config):
+        elif trouble := self._rounds.serving.preparation_trouble(config.queues):
             self._fail([f"a new queue cannot be served: {trouble}"], EXIT_RUNTIME)
-        elif self._rounds.is_prepared(config):
+        elif self._rounds.serving.is_prepared(config.queues):
             self._old = self._fleet.install(self._next.workers, config)
             self._next = None
             self._apply(config)
@@ -278,7 +278,7 @@ class Reload:
         if self._next is not None:
             self._next.discard(Reason.ROLLBACK)
         if self.stage is Stage.PREPARING:
-            self._rounds.forget_preparation()
+            self._rounds.serving.forget_preparation()
         self._finish(tuple(problems) or ("nobody knows why",), code or EXIT_RUNTIME)
 
     def _finish(self, problems: tuple[str, ...], code: int) -> None:

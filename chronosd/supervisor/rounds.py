@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from chronosd.broker.dead_letter import DeadLetters
-from chronosd.broker.keys import Namespace, QueueKeys
+from chronosd.broker.keys import Namespace
 from chronosd.broker.limit import Limit
 from chronosd.broker.schedule import Schedule, schedules_of
 from chronosd.broker.settle import Fate
@@ -22,18 +22,17 @@ from chronosd.supervisor.deaths import examine
 from chronosd.supervisor.fleet import Fleet
 from chronosd.supervisor.forwarder import Forwarder
 from chronosd.supervisor.gauges import Gauges
-from chronosd.supervisor.groundwork import Groundwork
 from chronosd.supervisor.incarnation import Incarnation
 from chronosd.supervisor.inheritance import Inheritance
 from chronosd.supervisor.janitor import Janitor
 from chronosd.supervisor.lease import Lease
 from chronosd.supervisor.limits import Limits
 from chronosd.supervisor.names import Names
-from chronosd.supervisor.pauses import Pauses
 from chronosd.supervisor.process import Exit
 from chronosd.supervisor.recoverer import Grace, Recoverer
 from chronosd.supervisor.recovery import Recovery, policy_of
 from chronosd.supervisor.scheduler import Scheduler
+from chronosd.supervisor.serving import Serving
 from chronosd.supervisor.steps import Runner, Step, Work
 from chronosd.supervisor.strays import Strays
 from chronosd.supervisor.totals import Totals
@@ -60,9 +59,6 @@ class Rounds:
         now = time.monotonic()
         self._incarnation = incarnation
         self._namespace = Namespace(config.namespace)
-        self._queues = tuple(config.queues)
-        self._served = set(self._queues)
-        """Every queue that was served since the start."""
         self._fleet = fleet
         self._grace = Grace(config.recover_min_idle)
         self.totals = Totals(lambda: fleet.kinds)
@@ -70,15 +66,11 @@ class Rounds:
             self._namespace, config.recover_min_idle, policy_of(config), totals=self.totals
         )
         self._inheritance = Inheritance(runtime, self._recovery, now)
-        self._groundwork = Groundwork(self._namespace, self._keys(self._queues), self._grace)
-        self._pauses = Pauses(self._namespace, self._queues, fleet.pause)
-        self._groundwork.on_clock = fleet.set_clock
+        self.serving = Serving(self._namespace, config.queues, fleet, self._grace, now)
         self._lease = Lease(self._namespace, lambda: fleet, config.heartbeat_interval, self._grace)
         self._burst: Burst | None = None
         self._is_burst = is_burst
         self._recovery_step = Step(self._recovery, now=now)
-        self._groundwork_step = Step(self._groundwork, now=now)
-        self._pauses_step = Step(self._pauses, now=now)
         self._lease_step = Step(self._lease, now=now)
         host = incarnation.name.rpartition("-")[0]
         self.scheduler = Scheduler(
@@ -94,16 +86,13 @@ class Rounds:
         self._steps = [
             self._recovery_step,
             self._lease_step,
-            self._groundwork_step,
-            self._pauses_step,
+            self.serving.groundwork_step,
+            self.serving.pauses_step,
             self._names_step,
             self._scheduler_step,
             *self._configured_steps,
         ]
         self._stuck: frozenset[str] = frozenset()
-
-    def _keys(self, names: Iterable[str]) -> list[QueueKeys]:
-        return [self._namespace.queue(name) for name in names]
 
     def _schedules(self, config: Config) -> tuple[Schedule, ...]:
         # A burst works off what is there; with a schedule there would be no end to it.
@@ -111,7 +100,7 @@ class Rounds:
 
     def _configured(self, config: Config) -> list[Work]:
         """The work that is made anew for each configuration, always in the same order."""
-        queues = self._keys(config.queues)
+        queues = self.serving.keys(config.queues)
         recoverer = Recoverer(
             queues,
             consumer=self._incarnation.recoverer,
@@ -126,7 +115,7 @@ class Rounds:
         self.gauges = Gauges(self._namespace, config.queues, is_wanted=config.http is not None)
         work: list[Work] = [
             Forwarder(queues, config.forward_interval),
-            Limits(limits, lambda: self._fleet, lambda: self._pauses.paused),
+            Limits(limits, lambda: self._fleet, lambda: self.serving.paused),
             Strays(self._namespace, lambda: self._fleet, config.heartbeat_interval, totals=self.totals),
             Cancels(self._namespace, lambda: self._fleet),
             recoverer,
@@ -135,45 +124,15 @@ class Rounds:
             self.gauges,
         ]
         if self._is_burst:
-            self._burst = Burst(queues, lambda: self._pauses.paused)
+            self._burst = Burst(queues, lambda: self.serving.paused)
             work.append(self._burst)
         return work
 
     # -- configuration --------------------------------------------------------------------------------
 
-    def prepare(self, config: Config, now: float) -> None:
-        """Looks after the queues of a configuration to come as well as those served now."""
-        names = dict.fromkeys((*self._queues, *config.queues))
-        self._groundwork.look_after(self._keys(names))
-        self._pauses.look_after(names)
-        self._groundwork_step.poke(now)
-        self._pauses_step.poke(now)
-
-    def is_prepared(self, config: Config) -> bool:
-        """Whether every queue that is new in it has its group, and is known to be paused or not."""
-        ready = self._groundwork.laid & self._pauses.known
-        return all(name in ready for name in config.queues if name not in self._queues)
-
-    def preparation_trouble(self, config: Config) -> str:
-        """Why a new queue does not get its group, if Redis says so."""
-        troubles = self._groundwork_step.troubles
-        return "; ".join(
-            f"queue {name}: {troubles[name]}"
-            for name in config.queues
-            if name not in self._queues and name in troubles
-        )
-
-    def forget_preparation(self) -> None:
-        """The configuration does not come after all."""
-        self._groundwork.look_after(self._keys(self._queues))
-        self._pauses.look_after(self._queues)
-
     def apply(self, config: Config, now: float) -> None:
         """From now on this configuration is in effect: its queues, intervals and limits."""
-        self._queues = tuple(config.queues)
-        self._served.update(self._queues)
-        self._groundwork.look_after(self._keys(self._queues))
-        self._pauses.look_after(self._queues)
+        self.serving.apply(config.queues)
         self._grace.length_s = config.recover_min_idle
         self._recovery.tune(config.recover_min_idle, policy_of(config))
         self._lease.interval_s = config.heartbeat_interval
@@ -197,14 +156,14 @@ class Rounds:
     def advance(self, runner: Runner, now: float) -> BrokerError | None:
         """One round trip; the error if the connection was lost."""
         try:
-            if self._inheritance.take_over(sorted(self._served), now):
+            if self._inheritance.take_over(sorted(self.serving.ever), now):
                 self._recovery_step.poke(now)
         except Exception:  # whatever an earlier run left, this one goes on; it looks again later
             log.exception("cannot take over what an earlier run left")
         step = min(self._steps, key=lambda s: s.due_at)
         error = step.advance(runner, now)
-        if step is not self._groundwork_step and step.lost_group:
-            self._groundwork_step.poke(now)
+        if step is not self.serving.groundwork_step and step.lost_group:
+            self.serving.groundwork_step.poke(now)
         return error
 
     def rest(self, now: float) -> None:
@@ -214,13 +173,13 @@ class Rounds:
 
     def handle_connection(self, now: float) -> None:
         """A new connection: the groups first, then the leases, and whatever was waiting."""
-        self._groundwork.is_connection_new = True
+        self.serving.handle_connection()
         for step in self._steps:
             step.poke(now)
 
     def handle_outage(self, reason: str, now: float) -> None:
         """For a while no lease could be renewed, here or elsewhere."""
-        if self.is_laid:
+        if self.serving.is_laid:
             self._grace.begin(reason, now)
             self._lease_step.poke(now)
 
@@ -235,21 +194,6 @@ class Rounds:
     def ages(self, now: float) -> dict[str, float]:
         """Seconds since each step last came back."""
         return {step.name: round(now - step.returned_at, 3) for step in self._steps}
-
-    @property
-    def is_laid(self) -> bool:
-        """Whether the queues have had their groups: Redis can be used."""
-        return self._groundwork.is_laid
-
-    @property
-    def may_fetch(self) -> bool:
-        """Whether the groundwork is laid, and it is known which queues are paused."""
-        return self.is_laid and self._pauses.known.issuperset(self._queues)
-
-    @property
-    def hindrance(self) -> str:
-        """Why the groundwork is not laid, if Redis says so."""
-        return "; ".join(self._groundwork_step.troubles.values())
 
     # -- the dead -------------------------------------------------------------------------------------
 
@@ -305,10 +249,10 @@ class Rounds:
 
     def hasten(self) -> None:
         """Every worker is gone: the last settlements, and the recoverer's own consumer."""
-        if self.is_laid:
+        if self.serving.is_laid:
             self._recovery.add(
                 consumer=self._incarnation.recoverer,
-                queues=sorted(self._served),
+                queues=sorted(self.serving.ever),
                 verdict=Verdict("supervisor stopped", {}, Fate.RESTORE, {}),
             )
         self._recovery.hasten()
@@ -320,7 +264,7 @@ class Rounds:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is left to settle, or no worker has ever been able to fetch."""
-        return self._recovery.open == 0 or not self.is_laid
+        return self._recovery.open == 0 or not self.serving.is_laid
 
     def leave(self) -> None:
         """The daemon ends before everything is settled."""
