@@ -30,6 +30,8 @@ _OUTCOMES = {
     "lost": "red",
 }
 _FAILED = ("retried", "archived", "discarded", "crashed", "lost")
+_NAME = 10
+"""What a name keeps on a terminal that is too narrow for all columns; those on the right are cut off."""
 _OVERHEAD = 3
 """Lines of a table beside its rows: a blank one, the header, and what is left out."""
 
@@ -141,6 +143,7 @@ def _table(*columns: tuple[str, int]) -> Table:
             name,
             width=abs(width) or None,
             ratio=None if width else 1,
+            min_width=None if width else _NAME,
             justify="right" if width < 0 else "left",
             no_wrap=True,
             overflow="ellipsis",

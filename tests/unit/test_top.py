@@ -139,6 +139,12 @@ def test_a_long_name_and_a_long_reason_are_cut_and_break_no_line() -> None:
     assert any(line.startswith("qqq") and "…" in line for line in lines)
 
 
+def test_on_a_narrow_terminal_queues_keep_their_names() -> None:
+    lines = text(Sample(1.0, measures({}), queues=[queue("default")]), Pace({}, {}, {}), width=60)
+    assert any(line.startswith("default ") for line in lines)
+    assert max(map(len, lines)) <= 60
+
+
 def test_a_name_from_redis_cannot_play_with_the_terminal() -> None:
     lines = text(Sample(1.0, None, "none", queues=[queue("a\x1b[2Jb")]), Pace({}, {}, {}))
     assert any("a\\x1b[2Jb" in line for line in lines)
