@@ -73,25 +73,21 @@ class Server:
     config: Config | None
     embedded: bool
 
-    @property
-    def client_options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"namespace": self.namespace, "password": self.password}
-        if self.config is not None:
-            options["max_payload"] = self.config.max_payload
-        return options
-
     def client(self) -> Client:
         """A client for enqueueing."""
         from chronosd.client import Client
 
-        return Client(self.url, **self.client_options)
+        options = {} if self.config is None else {"max_payload": self.config.max_payload}
+        return Client(self.url, namespace=self.namespace, password=self.password, **options)
 
-    def inspector(self) -> Inspector:
-        """What looks at queues and tasks."""
+    def inspector(self, timeout_s: float | None = None) -> Inspector:
+        """What looks at queues and tasks; with ``timeout_s`` a round trip takes no longer."""
         from chronosd.inspector import Inspector
 
-        follow = self.config.on_dead_letter if self.config is not None else None
-        return Inspector(self.url, namespace=self.namespace, password=self.password, on_dead_letter=follow)
+        options: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
+        if self.config is not None:
+            options["on_dead_letter"] = self.config.on_dead_letter
+        return Inspector(self.url, namespace=self.namespace, password=self.password, **options)
 
 
 def find_server(config_file: str | None, redis_url: str | None, namespace: str | None) -> Server:

@@ -15,7 +15,7 @@ import click
 
 from chronosd.cli.failure import OK, UNREACHABLE, say
 from chronosd.cli.line import Line
-from chronosd.cli.options import Server, find_server, json_option, server_options
+from chronosd.cli.options import find_server, json_option, server_options
 from chronosd.cli.output import print_json
 from chronosd.durations import parse_duration
 from chronosd.errors import InvalidTask
@@ -72,7 +72,7 @@ def top(
     line = None if server.config is None else Line.find(config_file)
     from chronosd.cli.top_data import Collector, History
 
-    with _inspector(server) as inspector:
+    with server.inspector(_TIMEOUT_S) as inspector:
         collector = Collector(line, inspector, server.config)
         if once or as_json or not sys.stdout.isatty():
             return _once(collector, as_json)
@@ -88,15 +88,6 @@ def _interval(text: str) -> float:
     if not 0.1 <= seconds <= 3600:
         raise InvalidTask(f"--interval must be between 100ms and 1h (got {text})")
     return seconds
-
-
-@contextlib.contextmanager
-def _inspector(server: Server) -> Iterator[Any]:
-    from chronosd.inspector import Inspector
-
-    one = Inspector(server.url, namespace=server.namespace, password=server.password, timeout=_TIMEOUT_S)
-    with one:
-        yield one
 
 
 def _once(collector: Collector, as_json: bool) -> int:
