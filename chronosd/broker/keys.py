@@ -92,6 +92,9 @@ class QueueKeys:
     archived: str
     completed: str
 
+    def _key(self, rest: str) -> str:
+        return self.task_prefix[: -len("t:")] + rest
+
     def task(self, task_id: str) -> str:
         """The hash of one task."""
         return self.task_prefix + task_id
@@ -108,17 +111,17 @@ class QueueKeys:
     @property
     def unique_prefix(self) -> str:
         """What the keys of this queue's unique locks begin with."""
-        return self.task_prefix[: -len("t:")] + "unique:"
+        return self._key("unique:")
 
     @property
     def rate(self) -> str:
         """What is kept for the rate limit."""
-        return self.task_prefix[: -len("t:")] + "rate"
+        return self._key("rate")
 
     @property
     def cancelled(self) -> str:
         """Marks of running tasks that were cancelled."""
-        return self.task_prefix[: -len("t:")] + "cancelled"
+        return self._key("cancelled")
 
     def unique(self, kind: str, payload_sha256: str) -> str:
         """The unique lock of a kind with these arguments, as chronos-go has it."""
@@ -126,19 +129,19 @@ class QueueKeys:
 
     def group(self, group_id: str) -> str:
         """The members of a group that are to succeed yet; it lives in the queue of the group's callback."""
-        return f"{self.task_prefix[: -len('t:')]}group:{group_id}"
+        return self._key(f"group:{group_id}")
 
     def group_results(self, group_id: str) -> str:
         """What the members of a group that have succeeded returned."""
-        return f"{self.task_prefix[: -len('t:')]}groupresult:{group_id}"
+        return self._key(f"groupresult:{group_id}")
 
     def group_bodies(self, group_id: str) -> str:
         """The messages of a group that is being made, and cannot be stored in one request."""
-        return f"{self.task_prefix[: -len('t:')]}groupnew:{group_id}"
+        return self._key(f"groupnew:{group_id}")
 
     def trigger(self, task_id: str) -> str:
         """The mark that a trigger has fired, which chronos-go looks at too."""
-        return f"{self.task_prefix[: -len('t:')]}pdedup:{task_id}"
+        return self._key(f"pdedup:{task_id}")
 
     @property
     def sets(self) -> tuple[str, str, str, str]:
