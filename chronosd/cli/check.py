@@ -56,7 +56,7 @@ def check(config_file: str | None, timeout: float, as_json: bool) -> int:
         print_json({"ok": False, "problems": [parts_of(line) for line in exc.problems]})
         return CONFIG
     meaning = describe(config, imported["handlers"])
-    doubts = warnings(config, imported["handlers"])
+    doubts = [*warnings(config, imported["handlers"]), *imported["warnings"]]
     if as_json:
         print_json(
             {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from chronosd.broker.message import DEFAULT_MAX_RETRY
@@ -65,10 +67,17 @@ def warnings(config: Config, handlers: dict[str, Any]) -> list[str]:
         asked.append(("on_dead_letter", config.on_dead_letter.kind, config.on_dead_letter.queue))
     for path, kind, queue in asked:
         if kind not in handlers:
-            found.append(f"{config.where(f'{path}.kind')}: {path}.kind: no handler here for {kind}")
+            place, hint = config.where(f"{path}.kind"), _near(kind, handlers)
+            found.append(f"{place}: {path}.kind: no handler here for {kind}{hint}")
         if queue not in config.queues:
-            found.append(f"{config.where(f'{path}.queue')}: {path}.queue: nobody here serves {queue}")
+            place, hint = config.where(f"{path}.queue"), _near(queue, config.queues)
+            found.append(f"{place}: {path}.queue: nobody here serves {queue}{hint}")
     return found
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def total_backoff_s(base_s: float, cap_s: float, retries: int) -> float:

@@ -1,8 +1,8 @@
 """Imports everything that a configuration names, in a process of its own, and says how that went.
 
 Users' modules may print, hang, end the process or bring it down; none of that may reach who asks. The child
-writes one JSON document to what was its stdout: ``{"problems": [...]}`` or ``{"handlers": {kind: {...}}}``.
-What the modules print goes to stderr.
+writes one JSON document to what was its stdout: ``{"problems": [...]}``, or ``{"handlers": {kind: {...}},
+"warnings": [...]}``. What the modules print goes to stderr.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chronosd.config.schema import Config
+
+if TYPE_CHECKING:
+    from chronosd.handlers import Registry
 
 _GRACE_S = 2.0
 _CHILD = """
@@ -119,4 +123,20 @@ def _report(config: Config) -> dict[str, Any]:
         }
         for kind, one in registry.handlers.items()
     }
-    return {"handlers": handlers}
+    return {"handlers": handlers, "warnings": list(_unfit(config, registry))}
+
+
+def _unfit(config: Config, registry: Registry) -> Iterator[str]:
+    """Schedules whose every task would be archived: their arguments are not what the handler takes."""
+    from chronosd.broker.payload import encode_args
+    from chronosd.signature import InvalidPayload
+
+    for name, schedule in config.schedules.items():
+        handler = registry.handlers.get(schedule.kind)
+        if handler is None:
+            continue
+        path = f"schedules.{name}.args"
+        try:
+            handler.validate(encode_args(schedule.args))
+        except InvalidPayload as exc:
+            yield f"{config.where(path)}: {path}: {exc}"

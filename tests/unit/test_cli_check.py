@@ -275,6 +275,29 @@ def test_what_follows_a_dead_letter_is_said_and_whether_nobody_here_would_run_it
     assert "on_dead_letter.queue" not in out + err
 
 
+def test_a_schedule_whose_tasks_no_handler_would_take_is_doubted(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its arguments were looked at for the first time at three in the night, when its task was archived."""
+    jobs(
+        project,
+        "from chronosd import Task\nasync def mail(task: Task[dict[str, int]]): ...\ndef crunch(t): ...\n",
+    )
+    (project / "chronos.yaml").write_text(
+        GOOD + "schedules:\n"
+        "  wrong: {every: 90s, kind: mail, queue: low, args: {to: nobody}}\n"
+        "  right: {every: 90s, kind: mail, queue: low, args: {to: 3}}\n"
+        "  typo: {every: 90s, kind: crumch, queue: lwo}\n"
+    )
+    assert main(["check"]) == 0
+    kind, queue, args = capfd.readouterr().err.splitlines()
+    assert kind.endswith("no handler here for crumch; did you mean crunch?")
+    assert queue.endswith("nobody here serves lwo; did you mean low?")
+    assert args.startswith(
+        "warning: chronos.yaml:11:47: schedules.wrong.args: the payload is not a valid dict[str, int]"
+    )
+
+
 def test_schedules_are_shown_with_what_comes_next_and_doubts_are_no_problems(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
