@@ -142,7 +142,7 @@ def _print(config: Config, handlers: dict[str, Any], meaning: list[tuple[str, st
     )
     click.echo()
     print_table(
-        ["KIND", "RUNS", "HANDLER", "ARGUMENTS", "TIMEOUT", "RETRIES"],
+        ["KIND", "RUNS", "HANDLER", "ARGUMENTS", "TIMEOUT", "RETRIED AFTER"],
         [
             [
                 kind,
@@ -150,7 +150,7 @@ def _print(config: Config, handlers: dict[str, Any], meaning: list[tuple[str, st
                 one["import"],
                 one["args"],
                 span(one["timeout_s"]),
-                f"within {span(one['retry_base_s'])} to {span(one['retry_cap_s'])}",
+                f"up to {span(one['retry_base_s'])}, later {span(one['retry_cap_s'])}",
             ]
             for kind, one in handlers.items()
         ],
