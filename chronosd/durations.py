@@ -94,6 +94,17 @@ def format_duration(seconds: float) -> str:
     return f"{sign}{days:.0f}d{rest}" if days else sign + rest
 
 
+def span(seconds: float) -> str:
+    """A duration for people: two units are enough, and milliseconds only under a second; rounded down."""
+    if seconds >= 86_400:
+        return format_duration(seconds // 3600 * 3600)
+    if seconds >= 3600:
+        return format_duration(seconds // 60 * 60)
+    if seconds >= 1:
+        return format_duration(float(int(seconds)))
+    return format_duration(round(seconds, 3))
+
+
 def format_size(size: int) -> str:
     """Return a number of bytes as :func:`parse_size` reads it, in the largest unit that divides it."""
     for prefix in "TGMK":

@@ -7,7 +7,7 @@ from chronosd.broker.consumers import SILENT_S, Consumer, queue_details
 from chronosd.broker.finding import Expected, Finding, counted
 from chronosd.broker.inspect import QueueStats
 from chronosd.broker.keys import Namespace, QueueKeys
-from chronosd.durations import format_duration
+from chronosd.durations import format_duration, span
 
 _UNSERVED_S = 3.0
 """A daemon that has just started, or has just created a queue's group, is given that long."""
@@ -37,7 +37,7 @@ def _paused(stats: QueueStats) -> Finding:
     told = [counted(number, f"{word} task") for word, number in words.items() if number]
     since = ""
     if stats.oldest_pending_s is not None:
-        since = f", the oldest for {_span(stats.oldest_pending_s)}"
+        since = f", the oldest for {span(stats.oldest_pending_s)}"
     verb = "waits" if sum(words.values()) == 1 else "wait"
     return Finding(
         "paused",
@@ -50,10 +50,10 @@ def _paused(stats: QueueStats) -> Finding:
 
 def _unserved(stats: QueueStats, consumers: tuple[Consumer, ...]) -> Finding:
     heard = min((one.idle_s for one in consumers), default=None)
-    since = "" if heard is None else f"; the last was heard of {_span(heard)} ago"
+    since = "" if heard is None else f"; the last was heard of {span(heard)} ago"
     return Finding(
         "unserved",
-        f"{counted(stats.pending, 'task', 'is')} ready, the oldest for {_span(stats.oldest_pending_s or 0)},"
+        f"{counted(stats.pending, 'task', 'is')} ready, the oldest for {span(stats.oldest_pending_s or 0)},"
         f" and no worker asks for any{since}",
         f"name {stats.queue} under `queues` and start a daemon (or: chronosd reload --wait); is one quiet?"
         " chronosd status",
@@ -64,7 +64,7 @@ def _unserved(stats: QueueStats, consumers: tuple[Consumer, ...]) -> Finding:
 def _behind(stats: QueueStats) -> Finding:
     return Finding(
         "behind",
-        f"{counted(stats.pending, 'task', 'is')} ready, the oldest for {_span(stats.oldest_pending_s or 0)}",
+        f"{counted(stats.pending, 'task', 'is')} ready, the oldest for {span(stats.oldest_pending_s or 0)}",
         "see what the workers do: chronosd top; then more of them (chronosd scale N), a higher concurrency,"
         " or a higher weight or limit for this queue",
         stats.queue,
@@ -77,7 +77,7 @@ def _ageing(stats: QueueStats, consumers: tuple[Consumer, ...], expected: Expect
     return [
         Finding(
             "ageing",
-            f"{one.name} has {counted(one.pending, 'task')} and was last heard of {_span(one.idle_s)} ago:"
+            f"{one.name} has {counted(one.pending, 'task')} and was last heard of {span(one.idle_s)} ago:"
             " it, or its host, is dead",
             "nothing, if a daemon serves this queue: it takes them over within"
             f" {format_duration(expected.recover_interval_s)}",
@@ -87,7 +87,3 @@ def _ageing(stats: QueueStats, consumers: tuple[Consumer, ...], expected: Expect
         for one in consumers
         if one.is_stale and one.pending and one.idle_s <= expected.stuck_s
     ]
-
-
-def _span(seconds: float) -> str:
-    return format_duration(float(round(seconds)) if seconds >= 1 else round(seconds, 2))

@@ -13,10 +13,11 @@ import click
 from chronosd.cli.failure import CONFIG
 from chronosd.cli.meaning import describe, warnings
 from chronosd.cli.options import config_option, json_option
-from chronosd.cli.output import note, print_fields, print_json, print_table, span
+from chronosd.cli.output import note, print_fields, print_json, print_table
 from chronosd.cli.schedule import clock_time
 from chronosd.config.schema import Config, ScheduleConfig
 from chronosd.cron import upcoming
+from chronosd.durations import span
 from chronosd.errors import ConfigError
 
 _PLACED = re.compile(r"(?P<file>.*?):(?P<line>\d+):(?P<column>\d+): (?:(?P<path>[^\s].*?): )?(?P<message>.*)")

@@ -10,7 +10,8 @@ import click
 from chronosd.cli.failure import say
 from chronosd.cli.line import Line
 from chronosd.cli.options import config_option, find_server, json_option
-from chronosd.cli.output import note, print_fields, print_json, print_table, shown, span
+from chronosd.cli.output import note, print_fields, print_json, print_table, shown
+from chronosd.durations import span
 from chronosd.errors import ChronosError
 
 _WAIT_S = 3600.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from chronosd.broker.finding import Finding, counted
 from chronosd.cli.line import Line, MuteDaemon, NoDaemon
-from chronosd.cli.output import span
+from chronosd.durations import span
 
 ANSWER_S = 3.0
 """How long a daemon is waited for: it answers at once, or after a bounded round trip to Redis."""

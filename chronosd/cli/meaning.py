@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from chronosd.broker.message import DEFAULT_MAX_RETRY
-from chronosd.cli.output import span
 from chronosd.config.schema import Config
+from chronosd.durations import span
 from chronosd.log import mask
 
 

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from chronosd.durations import format_duration
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -161,17 +159,6 @@ def instant(seconds: float | None) -> str | None:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
     except (OverflowError, OSError, ValueError):  # a score is anybody's
         return f"{seconds:g}"
-
-
-def span(seconds: float) -> str:
-    """A duration for people: two units are enough, and milliseconds only under a second."""
-    if seconds >= 86_400:
-        return format_duration(seconds // 3600 * 3600)
-    if seconds >= 3600:
-        return format_duration(seconds // 60 * 60)
-    if seconds >= 1:
-        return format_duration(float(int(seconds)))
-    return format_duration(round(seconds, 3))
 
 
 def note(text: str) -> None:

@@ -10,8 +10,9 @@ import click
 from chronosd.cli.moves import purge
 from chronosd.cli.named import known_queues
 from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
-from chronosd.cli.output import note, print_fields, print_json, print_table, span
+from chronosd.cli.output import note, print_fields, print_json, print_table
 from chronosd.cli.pause import pause, resume
+from chronosd.durations import span
 
 if TYPE_CHECKING:
     from chronosd.inspector import Consumer

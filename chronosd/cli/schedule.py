@@ -13,7 +13,8 @@ from zoneinfo import ZoneInfo
 import click
 
 from chronosd.cli.options import find_server, json_option, reaching, server_options
-from chronosd.cli.output import note, print_json, print_table, span
+from chronosd.cli.output import note, print_json, print_table
+from chronosd.durations import span
 from chronosd.errors import BrokerUnavailable
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from chronosd.cli.cancel import cancel
 from chronosd.cli.moves import rm, run, run_all
 from chronosd.cli.named import Named, known_queues, look_up, task_argument
 from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
-from chronosd.cli.output import instant, json_text, note, print_fields, print_json, print_table, span
+from chronosd.cli.output import instant, json_text, note, print_fields, print_json, print_table
+from chronosd.durations import span
 from chronosd.states import State
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chronosd.cli.output import shown, span
+from chronosd.cli.output import shown
 from chronosd.cli.top_data import Pace, Sample, deaths, recovered
+from chronosd.durations import span
 
 if TYPE_CHECKING:
     from chronosd.inspector import QueueStats, ScheduleInfo
