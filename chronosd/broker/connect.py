@@ -26,8 +26,8 @@ from chronosd.broker.sockets import Deadline, TcpConnection, TlsConnection, Unix
 from chronosd.config.names import check_host
 from chronosd.errors import BrokerError, BrokerUnavailable, ConfigError, Trouble
 
-_CONNECTING = re.compile(r"Error -?\d+ connecting to \S+ (.*?)\.?")
-"""redis-py's words round the system's: the address is said already."""
+_CONNECTING = re.compile(r"(?:Error -?\d+ connecting to \S+|\[Errno -?\d+\]) (.*?)\.?")
+"""Words of redis-py and Python round the system's: the address is said already."""
 
 
 @dataclass(frozen=True)

@@ -351,3 +351,17 @@ def test_a_url_that_leads_nowhere_is_a_configuration_error(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(url)
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("Error 111 connecting to h:1. Connection refused.", "Connection refused"),
+        ("Error -2 connecting to h:1. Name or service not known.", "Name or service not known"),
+        ("[Errno 104] Connection reset by peer", "Connection reset by peer"),
+        ("connection closed by server", "connection closed by server"),
+    ],
+)
+def test_why_there_was_no_answer_is_told_in_the_words_of_the_system(words: str, reason: str) -> None:
+    told = translate(redis_py.ConnectionError(words), parse("redis://h:1/0"), in_doubt=False)
+    assert str(told) == f"no answer from Redis at h:1: {reason}"
