@@ -180,9 +180,10 @@ def test_task_ls_pages_through_more_than_one_reply(shell: Shell, client: Client)
     assert [task["args"]["n"] for task in listed] == list(range(1100))
 
 
-def test_task_ls_of_a_queue_that_is_not_there_is_empty(shell: Shell) -> None:
+def test_task_ls_of_a_queue_that_is_not_there_is_one_line_and_1(shell: Shell) -> None:
     done = shell("task", "ls", "nowhere", "archived")
-    assert (done.returncode, len(done.stdout.splitlines()), done.stderr) == (0, 1, "")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert "no queue nowhere" in done.stderr
 
 
 def test_task_show_of_what_is_not_there_is_one_line_and_1(shell: Shell) -> None:
