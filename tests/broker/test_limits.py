@@ -159,7 +159,9 @@ def test_what_is_kept_of_a_rate_goes_away_by_itself(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "kept", ["later", "words"], ids=["a clock that was set back, a rate that was raised", "garbage"]
+    "kept",
+    ["later", "words", "nan", "-nan", "inf"],
+    ids=["a clock that was set back, a rate that was raised", "garbage", "nan", "-nan", "inf"],
 )
 def test_what_cannot_be_right_holds_nothing_up(bench: Bench, kept: str) -> None:
     stock(bench, 5)

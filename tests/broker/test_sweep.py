@@ -84,6 +84,17 @@ def test_garbage_in_a_waiting_set_does_not_stop_the_rest(bench: Bench) -> None:
     assert bench.forward(State.RETRY) == sweep.Forwarded(1, 3, None)
 
 
+@pytest.mark.parametrize("score", [float("inf"), 1e300, 1e17])
+def test_what_is_due_at_no_time_of_this_world_is_not_looked_for_all_the_time(
+    bench: Bench, score: float
+) -> None:
+    due(bench, State.RETRY, a=score)
+    told = bench.forward(State.RETRY)
+    assert told.moved == 0
+    assert told.next_due_s is not None
+    assert told.next_due_s > 3600
+
+
 @pytest.mark.parametrize(
     "raw", [b"\x00\xff", b'{"n":130775545883395173,"e":[],"o":{},"f":1e-320,"z":"\\u0000"}']
 )

@@ -146,6 +146,23 @@ def test_chains_and_groups_take_the_trace_they_were_enqueued_in(bench: Bench, be
     assert [one.trace for one in found] == [TRACE] * 3
 
 
+@pytest.mark.parametrize("nonsense", [b"", b" ", b"\n", b"\x00", b" 00-zz"])
+@pytest.mark.parametrize("end", ["success", "dead letter"])
+def test_nonsense_there_keeps_nothing_from_following(
+    bench: Bench, fetched: Fetched, end: str, nonsense: bytes
+) -> None:
+    """The script had acknowledged the task when it failed: nobody had the task any more."""
+    bench.redis.hset(bench.queue.task("a"), "traceparent", nonsense)
+    follow = [
+        NextTask(Place(bench.namespace, bench.queue, "next"), encode(bench.message("next"), State.PENDING))
+    ]
+    if end == "success":
+        bench.run(consume.retain(bench.queue, [Kept(fetched.entry, bench.stored(), follow)]))
+    else:
+        bench.run(consume.archive(bench.queue, [Dead(fetched.entry, "a", bench.stored(), follow=follow)]))
+    assert [one.task_id for one in bench.fetch()] == ["next"]
+
+
 @pytest.mark.parametrize("nonsense", [b"\xff\xfe", b"00-zz", b"x" * 100_000])
 def test_what_somebody_else_wrote_there_hinders_nothing(bench: Bench, nonsense: bytes) -> None:
     put(bench, trace="")

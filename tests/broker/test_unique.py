@@ -15,6 +15,7 @@ from chronosd.broker import consume, sweep
 from chronosd.broker.consume import Again, Dead, Done, Kept
 from chronosd.broker.enqueue import Holder, NewTask, enqueue_unique
 from chronosd.broker.message import encode
+from chronosd.broker.operate import run_task
 from chronosd.states import State
 from tests.support.bench import Bench
 from tests.support.proxy import Proxy
@@ -200,6 +201,23 @@ def test_a_task_of_go_whose_ttl_nobody_noted_keeps_its_lock_for_a_minute_more(be
     message = bench.message("a", unique_key=lock, retried=1)
     bench.run(consume.retry(bench.queue, [Again(run.entry, "a", message, 10)]))
     assert 60_000 < left_ms(bench) <= 70_000
+
+
+@pytest.mark.parametrize("noted", ["nan", "inf", "-5", "0", "1e300", "1.5", "soon", ""])
+def test_nonsense_in_place_of_its_ttl_stops_neither_a_retry_nor_an_operator(bench: Bench, noted: str) -> None:
+    bench.group()
+    add(bench, "a")
+    (run,) = bench.fetch()
+    bench.redis.hset(bench.queue.task("a"), "unique_ttl", noted)
+    message = bench.message("a", unique_key=lock_of(bench), retried=1)
+    for _ in range(2):
+        bench.run(consume.retry(bench.queue, [Again(run.entry, "a", message, 0)]))
+        assert bench.redis.get(lock_of(bench)) == b"a"
+        bench.redis.delete(lock_of(bench))
+        (run,) = bench.fetch()
+    bench.run(consume.archive(bench.queue, [Dead(run.entry, "a", message)]))
+    assert bench.runner.drive(run_task(bench.queue, "a")) == "moved"
+    assert bench.redis.get(lock_of(bench)) == b"a"
 
 
 def test_a_key_that_is_no_lock_of_the_queue_is_never_written(bench: Bench) -> None:

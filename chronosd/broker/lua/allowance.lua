@@ -19,7 +19,8 @@ local function allowance(stream, group, rate, most, interval, burst)
   local time = redis.call('TIME')
   local now = time[1] * 1000000 + time[2]
   local kept = redis.pcall('GET', rate)
-  local tat = math.max(type(kept) == 'string' and tonumber(kept) or now, now)
+  local tat = type(kept) == 'string' and tonumber(kept)
+  if not (tat and tat > now) then tat = now end -- also where it is no number, or Lua's nan
   -- Later than a start now would make it: the clock has been set back, or the rate been raised.
   if tat > now + burst + interval then tat = now + burst end
   if tat > now + burst then return 0, last, tat, now end

@@ -20,7 +20,7 @@ end
 local function look(id, last_key, lease_key, known, head, tail)
   local text, wrong = read(last_key)
   local last = text and tonumber(text)
-  if text and not last then wrong = 'ERR ' .. last_key .. ' holds no number' end
+  if text and not (last and math.abs(last) < 1e15) then wrong = 'ERR ' .. last_key .. ' holds no number' end
   local holder, bad = read(lease_key)
   if wrong or bad then return { wrong or bad } end
   local least = tonumber(known) or now

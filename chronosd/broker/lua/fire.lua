@@ -16,7 +16,9 @@ local now_ms = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
 
 local text = redis.call('GET', last)
 local mark = text and tonumber(text)
-if text and not mark then return redis.error_reply('ERR ' .. last .. ' holds no number') end
+if text and not (mark and math.abs(mark) < 1e15) then -- Lua takes nan and inf for numbers
+  return redis.error_reply('ERR ' .. last .. ' holds no number')
+end
 mark = math.max(mark or known, known)
 local function answer(word) return { now_ms, string.format('%d', mark), word } end
 

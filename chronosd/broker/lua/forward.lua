@@ -29,5 +29,7 @@ for _, id in ipairs(due) do
 end
 local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
 local wait = ''
-if first[2] then wait = string.format('%d', math.max(0, math.ceil((tonumber(first[2]) - now) * 1000))) end
+if first[2] then -- a score may be infinite: %d knows no such number
+  wait = string.format('%d', math.min(math.max(0, math.ceil((tonumber(first[2]) - now) * 1000)), 86400000))
+end
 return { moved, dropped, wait }

@@ -39,7 +39,7 @@ while i <= #ARGV do
         redis.call('XADD', stream, '*', 'task_id', id)
       end
       if lock ~= '' then
-        hold(lock, id, delay + (tonumber(redis.call('HGET', key, 'unique_ttl') or '') or 60000), prefix)
+        hold(lock, id, delay + lock_ms(redis.call('HGET', key, 'unique_ttl'), 60000), prefix)
       end
     end
   end

@@ -36,7 +36,7 @@ local function move(id, sha, msg)
       'cancel'
     )
   end
-  if lock then hold(lock, id, tonumber(task[3] or '') or 3600000, prefix) end
+  if lock then hold(lock, id, lock_ms(task[3], 3600000), prefix) end
   return 'moved'
 end
 

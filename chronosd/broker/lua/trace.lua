@@ -8,6 +8,7 @@ end
 
 local function leave_trace(key, trace)
   local parent, state = string.match(trace, '^(%S+) ?(.*)$')
+  if not parent then return end -- a field of a hash may hold anything
   redis.call('HSET', key, 'traceparent', parent)
   if state ~= '' then redis.call('HSET', key, 'tracestate', state) end
 end

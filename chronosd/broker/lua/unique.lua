@@ -29,6 +29,14 @@ local function unlock(lock, id)
   if redis.pcall('GET', lock) == id then redis.call('DEL', lock) end
 end
 
+-- For how many milliseconds a task is to hold its lock, by what is stored with it: anything may be. (Lua takes
+-- nan and inf for numbers; Redis takes no TTL near the end of its clock.)
+local function lock_ms(text, default)
+  local ms = tonumber(text or '')
+  if not ms or not (ms >= 1 and ms <= 1e14) then return default end
+  return math.floor(ms)
+end
+
 -- The lock lives at least ms from now: taken if it is free, left alone if it is another's.
 local function hold(lock, id, ms, prefix)
   if not is_own(lock, prefix) then return end
