@@ -33,14 +33,10 @@ def look_up(inspector: Inspector, named: Named) -> TaskDetails:
     return inspector.find_task(task_id) if queue is None else inspector.show_task(queue, task_id)
 
 
-class NoQueue(click.ClickException):
-    """Nobody has enqueued to a queue of that name, and no configuration has it."""
-
-
 def known_queues(
     server: Server, inspector: Inspector, names: Sequence[str], *, changes: bool = False
 ) -> None:
-    """A name with a typo in it must not look like a queue that is empty. Raises NoQueue."""
+    """A name with a typo in it must not look like a queue that is empty. Raises ClickException."""
     known = {*inspector.queue_names(), *inspector.paused_queues()}
     if server.config is not None:
         known.update(server.config.queues)
@@ -49,4 +45,4 @@ def known_queues(
             near = get_close_matches(name, known, 1)
             hint = f"did you mean {shown(near[0])}?" if near else "`chronosd queue ls` lists them"
             nothing = ", nothing was changed" if changes else ""
-            raise NoQueue(f"no queue {shown(name)}{nothing}; {hint}")
+            raise click.ClickException(f"no queue {shown(name)}{nothing}; {hint}")

@@ -13,7 +13,7 @@ import click
 from chronosd.broker.keys import Field
 from chronosd.cli.cancel import cancel
 from chronosd.cli.moves import rm, run, run_all
-from chronosd.cli.named import Named, NoQueue, known_queues, look_up, task_argument
+from chronosd.cli.named import Named, known_queues, look_up, task_argument
 from chronosd.cli.options import complete_queues, find_server, json_option, reaching, server_options
 from chronosd.cli.output import instant, json_text, note, print_fields, print_json, print_table
 from chronosd.durations import span
@@ -69,10 +69,7 @@ def ls(
         # one more than is shown tells whether there are more
         tasks = list(_pages(inspector, queue, State[state.upper()], limit + 1))
         if not tasks:
-            try:
-                known_queues(server, inspector, [queue])
-            except NoQueue as exc:  # for a script that asks before the first task there is nothing wrong
-                note(exc.message)
+            known_queues(server, inspector, [queue])
     tasks, is_more = tasks[:limit], len(tasks) > limit
     if as_json:
         print_json([_listed(one) for one in tasks])
