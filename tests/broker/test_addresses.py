@@ -18,6 +18,7 @@ from chronosd.broker.connect import probe
 from chronosd.broker.runner import AsyncRunner, SyncRunner
 from chronosd.errors import BrokerUnavailable
 from tests.support.proxy import Proxy
+from tests.support.waiting import at_most
 
 
 class NameService:
@@ -71,7 +72,7 @@ def test_a_worker_reconnects_while_the_name_service_is_down(
             began_at = time.monotonic()
             answers = await asyncio.gather(*(runner.run(PING) for runner in runners))
             assert answers == [b"PONG"] * 3
-            assert time.monotonic() - began_at < 2 * addresses.LOOKUP_S
+            assert time.monotonic() - began_at < at_most(2 * addresses.LOOKUP_S)
         if mode == "hang":
             assert names.asked == 1, "each hung look-up holds a thread that others need"
         names.end.set()

@@ -34,7 +34,7 @@ from chronosd.states import State
 from tests.conftest import connect
 from tests.support.processes import paused
 from tests.support.proxy import Proxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import at_most, wait_until
 
 WIRE = Path(__file__).parent.parent / "data" / "wire"
 
@@ -302,7 +302,7 @@ def test_a_dead_server_is_reported_at_once_and_without_doubt(fresh_server: Embed
             began = time.monotonic()
             with pytest.raises(BrokerUnavailable) as caught:
                 call()
-            assert time.monotonic() - began < 1.5
+            assert time.monotonic() - began < at_most(1.5)
             assert not caught.value.maybe_enqueued
 
 
@@ -323,7 +323,7 @@ def test_a_silent_server_holds_a_caller_for_no_longer_than_the_timeout(
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable, match="timed out") as caught:
             call(client)
-        assert 0.4 < time.monotonic() - began < 2
+        assert 0.4 < time.monotonic() - began < at_most(2)
         if connected:
             assert caught.value.maybe_enqueued
         proxy.mode = "pass"

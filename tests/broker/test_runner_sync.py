@@ -20,7 +20,7 @@ from chronosd.errors import BrokerRefused, BrokerUnavailable, Trouble
 from tests.support.bench import Bench
 from tests.support.processes import paused
 from tests.support.proxy import Mode, Proxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import at_most, wait_until
 
 SLACK_S = 2.0
 """What a busy machine may add to a deadline."""
@@ -48,7 +48,7 @@ def test_one_deadline_holds_for_the_whole_call(
     begin = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="timed out") as caught:
         proxied.runner.run_many([plain("PING")] * 20)
-    assert took(begin) < 0.4 + SLACK_S
+    assert took(begin) < at_most(0.4 + SLACK_S)
     assert caught.value.trouble is Trouble.RECONNECT
     proxy.mode = "pass"
     assert proxied.run(plain("PING")) == b"PONG"
@@ -59,7 +59,7 @@ def test_a_deadline_may_be_given_with_the_call(proxied: Bench, proxy: Proxy) -> 
     begin = time.monotonic()
     with pytest.raises(BrokerUnavailable):
         proxied.runner.run(plain("PING"), timeout_s=0.05)
-    assert took(begin) < 0.05 + SLACK_S
+    assert took(begin) < at_most(0.05 + SLACK_S)
     proxy.mode = "pass"
     wait_until(lambda: proxied.runner.run(plain("PING"), timeout_s=5))
 
@@ -165,7 +165,7 @@ def test_a_paused_server_costs_its_deadline_and_no_more(
         begin = time.monotonic()
         with pytest.raises(BrokerUnavailable, match="timed out"):
             fresh_bench.runner.run(plain("PING"), timeout_s=0.3)
-        assert took(begin) < 0.3 + SLACK_S
+        assert took(begin) < at_most(0.3 + SLACK_S)
     assert fresh_bench.run(plain("PING")) == b"PONG"
 
 

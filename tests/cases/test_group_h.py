@@ -16,7 +16,7 @@ from chronosd import Client
 from tests.support.daemon import Daemon
 from tests.support.queue_view import QueueView
 from tests.support.reloading import KIND, dummy, write_version
-from tests.support.waiting import wait_until
+from tests.support.waiting import at_most, wait_until
 
 MakeDaemon = Callable[..., Daemon]
 
@@ -38,7 +38,9 @@ def test_h87_a_reload_that_hangs_in_an_import_makes_way_for_the_one_that_mends_i
     write_version(one, 1)
     began_at = time.monotonic()
     assert one.ask("reload", wait=True)["ok"]
-    assert time.monotonic() - began_at < 15, "not when the other's reload_timeout of a minute is over"
+    assert time.monotonic() - began_at < at_most(15), (
+        "not when the other's reload_timeout of a minute is over"
+    )
     asking.join()
     assert answers[0]["error"] == "called off for the next one, which was asked for meanwhile"
     client.enqueue("v", {})

@@ -14,7 +14,7 @@ from chronosd import Client
 from chronosd.states import State
 from tests.support.daemon import Daemon
 from tests.support.queue_view import QueueView
-from tests.support.waiting import wait_until
+from tests.support.waiting import at_most, wait_until
 
 MakeDaemon = Callable[..., Daemon]
 
@@ -58,7 +58,7 @@ def test_five_hundred_tasks_with_random_delays_start_when_they_are_due_and_none_
     )
     print(f"late by {late_ms[250]:.1f} ms (p50), {late_ms[495]:.1f} ms (p99), {late_ms[-1]:.1f} ms (most)")
     assert late_ms[0] > -1, "early, beyond what reading two clocks explains"
-    assert late_ms[495] < 500, "the budget is 10 ms; this only tells the right order from none"
+    assert late_ms[495] < at_most(500), "the budget is 10 ms; this only tells the right order from none"
     assert one.stop() == 0
 
 
@@ -84,7 +84,7 @@ def test_a_hundred_thousand_tasks_due_at_once_drain_and_sigterm_is_heard_meanwhi
     asked_at = time.monotonic()
     assert one.stop() == 0
     took_s = time.monotonic() - asked_at
-    assert took_s < 5, f"SIGTERM was served after {took_s:.1f} s"
+    assert took_s < at_most(5), f"SIGTERM was served after {took_s:.1f} s"
     assert queue.size(State.SCHEDULED) > 0, "the stop came too late to prove anything"
     assert queue.pending() == 0
     print(f"stopped in {took_s * 1000:.0f} ms with {queue.size(State.SCHEDULED)} still scheduled")

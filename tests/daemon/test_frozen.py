@@ -17,8 +17,8 @@ from tests.support.processes import paused
 from tests.support.queue_view import QueueView
 from tests.support.waiting import wait_until
 
-LEASE_S = 1.0
-LEASES = {"recover_min_idle": "1s", "heartbeat_interval": "300ms", "recover_interval": "300ms"}
+LEASE_S = 2.0
+LEASES = {"recover_min_idle": "2s", "heartbeat_interval": "300ms", "recover_interval": "300ms"}
 
 SOURCE = """
 import asyncio, os, time

@@ -17,7 +17,7 @@ from chronosd import Client
 from chronosd.states import State
 from tests.support.daemon import Daemon
 from tests.support.queue_view import QueueView
-from tests.support.waiting import wait_until
+from tests.support.waiting import at_most, wait_until
 
 MakeDaemon = Callable[..., Daemon]
 
@@ -86,4 +86,4 @@ def test_twenty_thousand_tasks_survive_a_worker_killed_every_300_ms(
     print(f"{kills} kills, {repeats} repeated starts")
     asked_at = time.monotonic()
     assert one.stop() == 0
-    assert time.monotonic() - asked_at < 5
+    assert time.monotonic() - asked_at < at_most(5)

@@ -18,7 +18,7 @@ from tests.support.daemon import Daemon
 from tests.support.processes import wait_gone
 from tests.support.queue_view import QueueView
 from tests.support.reloading import KIND, Load, dummy, last_reload, pairs, plan, watched, write_version
-from tests.support.waiting import wait_until
+from tests.support.waiting import at_most, wait_until
 
 MakeDaemon = Callable[..., Daemon]
 
@@ -62,7 +62,7 @@ def test_broken_files_change_nothing_under_load(daemon: MakeDaemon, client: Clie
                 (one.directory / "handlers.py").write_text(text + module)
             began_at = time.monotonic()
             done = one.run_command("reload", "--wait", "-c", str(one.config_path))
-            assert time.monotonic() - began_at < 6, name
+            assert time.monotonic() - began_at < at_most(6), name
             assert done.returncode == code, (name, done.stderr)
             assert said in done.stderr, name
             assert "Traceback" not in done.stderr
@@ -138,7 +138,7 @@ def test_a_new_generation_that_ends_while_it_loads_is_taken_back(
             (one.directory / stage).write_text(how)
             done = one.ask("reload", wait=True)
             assert not done["ok"], how
-            assert done["took_s"] < 2, how
+            assert done["took_s"] < at_most(2), how
             assert "worker 1" in done["error"] or "told to fail" in done["error"], done
             assert one.wait_workers(2) == pids, how
             load.wait_more(100)
@@ -238,7 +238,7 @@ def test_term_during_a_reload_is_obeyed_at_once(daemon: MakeDaemon) -> None:
         everyone = [child.pid for child in one.children()]
         began_at = time.monotonic()
         assert one.stop() == 0
-        assert time.monotonic() - began_at < 2
+        assert time.monotonic() - began_at < at_most(2)
         asking.join()
         assert answers[0]["error"] == "the daemon is stopping"
         wait_gone(everyone)

@@ -15,7 +15,7 @@ import redis as redis_py
 from chronosd import Client
 from tests.support.daemon import Daemon
 from tests.support.queue_view import QueueView
-from tests.support.waiting import wait_until
+from tests.support.waiting import at_most, wait_until
 
 MakeDaemon = Callable[..., Daemon]
 
@@ -48,7 +48,7 @@ def test_after_sigterm_nothing_starts_what_runs_finishes_and_the_rest_goes_back(
     late = [e for e in one.ledger.entries("start") if e.at_ns > asked_ns + 500_000_000]
     assert late == []
     assert one.ledger.starts() == one.ledger.ends(), "what had started was not finished"
-    assert took_s < 5, f"{took_s:.1f} s for tasks of 0.7 s"
+    assert took_s < at_most(5), f"{took_s:.1f} s for tasks of 0.7 s"
     left = set(ids) - set(one.ledger.ends())
     assert queue.owners() == {}, "consumers left behind"
     assert queue.pending() == 0
@@ -97,7 +97,7 @@ def test_what_still_runs_at_shutdown_timeout_is_handed_back_uncharged(
     asked_at = time.monotonic()
     assert one.stop() == 0
     took_s = time.monotonic() - asked_at
-    assert 1 <= took_s < 4
+    assert 1 <= took_s < at_most(4)
     print(f"stopped in {took_s:.2f} s")
     assert queue.owners() == {}
     assert {task_id: places for task_id, places in queue.places([*hanging, in_thread]).items()} == {
@@ -117,7 +117,7 @@ def test_an_idle_daemon_stops_within_a_second_also_after_a_worker_was_killed(
     queue.wait_finished()
     asked_at = time.monotonic()
     assert one.stop() == 0
-    assert time.monotonic() - asked_at < 4, "it once took all of shutdown_timeout, 25 s"
+    assert time.monotonic() - asked_at < at_most(4), "it once took all of shutdown_timeout, 25 s"
     for pause_s in (0, 1.2):
         one.start()
         killed = one.worker_pids()[0]
@@ -129,7 +129,7 @@ def test_an_idle_daemon_stops_within_a_second_also_after_a_worker_was_killed(
         asked_at = time.monotonic()
         assert one.stop() == 0
         took_s = time.monotonic() - asked_at
-        assert took_s < 4, f"{took_s:.2f} s:\n{one.log_tail()}"
+        assert took_s < at_most(4), f"{took_s:.2f} s:\n{one.log_tail()}"
         print(f"stopped in {took_s * 1000:.0f} ms")
     assert queue.owners() == {}
     assert "tasks left for the next start" not in one.log_text()

@@ -19,7 +19,7 @@ from tests.conftest import connect
 from tests.support.daemon import Daemon
 from tests.support.processes import gone, paused, wait_gone
 from tests.support.proxy import Proxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import at_most, wait_until
 
 Make = Callable[..., Daemon]
 
@@ -103,7 +103,7 @@ def test_after_a_kill_of_the_supervisor_the_next_start_runs_what_was_left(
     one.start()
     began = time.monotonic()
     wait_until(lambda: len(one.log_records("settled")) >= 1, timeout_s=10)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < at_most(5)
     for task in tasks:
         wait_ended(one, task.id, timeout_s=20)
     wait_until(lambda: is_empty(redis, namespace), what="an empty stream")
@@ -145,7 +145,7 @@ def test_a_drain_lets_running_tasks_finish_and_starts_none(
 
 def test_a_blocked_loop_is_reported_with_its_stack(daemon: Make, client: Client) -> None:
     one = daemon().start()
-    task = client.enqueue("block", {"sleep": 7.0})
+    task = client.enqueue("block", {"sleep": 7.0}, retention="1m")  # so that it can still be shown
     (report,) = wait_until(
         lambda: one.log_records("event loop blocked"), timeout_s=15, what="a report of the blocked loop"
     )
@@ -172,7 +172,7 @@ def test_delayed_tasks_run_at_their_time(daemon: Make, client: Client) -> None:
     wait_until(lambda: len(one.ledger.ends()) == 100, what="all of them")
     late = sorted(entry.at_ns / 1e9 - due[entry.id] for entry in one.ledger.entries("start"))
     assert late[0] > -0.05, "the enqueue call itself takes time, after which the delay is counted"
-    assert late[94] < 0.25
+    assert late[94] < at_most(0.25)
 
 
 def test_burst_ends_when_everything_due_is_done(daemon: Make, client: Client) -> None:
@@ -229,11 +229,11 @@ def test_a_hostile_redis_delays_neither_reaping_nor_the_end(
     began = time.monotonic()
     os.kill(pids[0], signal.SIGKILL)
     one.wait_workers(2, without=pids[:1])
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < at_most(2.5)
     began = time.monotonic()
     assert one.stop(timeout_s=20) == 0
     # 1 s of drain, 2 s for the last settlements, and what a busy machine takes
-    assert time.monotonic() - began < 6.0
+    assert time.monotonic() - began < at_most(6.0)
 
 
 @pytest.mark.parametrize("url", ["redis://no-such-host.invalid:6379/0", "mute"])
@@ -246,7 +246,7 @@ def test_a_redis_that_never_answers_does_not_hold_up_a_stop(daemon: Make, proxy:
     one.wait_workers(2, without=pids[:1])
     began = time.monotonic()
     assert one.stop(timeout_s=20) == 0
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < at_most(3.0)
 
 
 def test_an_embedded_server_that_dies_is_started_again(daemon: Make, namespace: str) -> None:

@@ -10,9 +10,10 @@ import redis as redis_py
 
 from chronosd.board import Cell, SlotState
 from chronosd.embedded import EmbeddedServer
+from chronosd.states import State
 from tests.support.processes import paused
 from tests.support.proxy import Mode, Proxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import at_most, wait_until
 from tests.support.worker import WorkerProcess
 
 Make = Callable[..., WorkerProcess]
@@ -248,7 +249,7 @@ def test_a_queue_at_fault_does_not_slow_the_others_down(worker: Make) -> None:
     one.start()
     began = time.monotonic()
     wait_until(lambda: one.redis.xlen(one.queues["a"].stream) == 0)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < at_most(3)
     assert one.drain() == 0
 
 
@@ -269,6 +270,29 @@ def test_ends_that_their_queue_refuses_are_told_once_it_takes_them(worker: Make)
     assert one.hash(task_id, "b") == {}
 
 
+def test_an_end_that_is_refused_is_not_sent_all_the_time_though_the_queue_gives_out_tasks(
+    worker: Make,
+) -> None:
+    """Each fetch that was answered made the queue a well one: the end went out again at once, and a line to
+    the log, thousands of times a second."""
+    one = worker(HANDLERS)
+    one.redis.set(one.queue.completed, "not a sorted set")
+    one.start()
+    kept = one.enqueue("tick", retention="1m")
+    wait_until(lambda: one.ledger.starts()[kept])
+    before, until = one.count(Cell.CYCLES), time.monotonic() + 1
+    while time.monotonic() < until:
+        one.enqueue("tick")
+        time.sleep(0.02)
+    assert one.count(Cell.CYCLES) - before < 150
+    assert len(one.log_records("redis trouble")) <= 2
+    one.redis.delete(one.queue.completed)
+    one.wait_settled()
+    assert one.ids(State.COMPLETED) == {kept}
+    assert len(one.ledger.starts()) == sum(one.ledger.starts().values()) > 1
+    assert one.drain() == 0
+
+
 def test_a_hung_server_delays_no_timeout_and_ends_no_task(worker: Make, fresh_server: EmbeddedServer) -> None:
     """Timeouts were armed by the cycle after the start: while Redis hung there was none, and the supervisor
     would have killed the worker for a handler that nobody had cancelled.
@@ -285,7 +309,7 @@ def test_a_hung_server_delays_no_timeout_and_ends_no_task(worker: Make, fresh_se
     with paused(fresh_server.pid):
         began = time.monotonic()
         wait_until(lambda: one.ledger.entries("cancelled"))
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < at_most(1.5)
         wait_until(lambda: len(one.ledger.ends()) == 3)
         time.sleep(0.5)
     one.wait_settled()
@@ -347,7 +371,7 @@ def test_a_drain_while_redis_is_away_ends_soon_and_leaves_the_rest_on_the_board(
     fresh_server.kill()
     began = time.monotonic()
     assert one.drain(timeout=20) == 0
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < at_most(4)
     assert len(one.ledger.ends()) == 5
     assert [slot.state for slot in one.slots()] == [SlotState.SUCCEEDED] * 5
 

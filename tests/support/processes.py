@@ -57,6 +57,9 @@ def strays(expected: Collection[int] = ()) -> list[str]:
         with contextlib.suppress(ChildProcessError, ProcessLookupError, psutil.Error):
             if os.waitpid(pid, os.WNOHANG)[0] == pid:
                 continue
+            if not psutil.Process(pid).cmdline():  # it is about to end
+                os.waitpid(pid, 0)
+                continue
             left.append(f"{pid}: {' '.join(psutil.Process(pid).cmdline())[:200]}")
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -12,6 +12,7 @@ import yaml
 from chronosd.config.load import compose, load
 from chronosd.errors import ConfigError
 from tests.support.config_text import MINIMAL, problems
+from tests.support.waiting import at_most
 
 
 def test_a_file_is_called_in_messages_as_it_was_named(
@@ -98,7 +99,7 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
         file.truncate(50_000_000)
     started = time.monotonic()
     assert one_line(path) == " is 50,000,000 bytes long; a configuration has at most 524,288"
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < at_most(1)
 
 
 def test_a_file_of_a_thousand_handlers_loads_in_no_time(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_file_of_a_thousand_handlers_loads_in_no_time(tmp_path: Path) -> None:
     )
     started = time.monotonic()
     assert len(load(path).handlers) == 1000
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < at_most(2)
 
 
 def test_more_mistakes_than_anyone_reads_are_counted() -> None:
