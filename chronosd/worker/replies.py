@@ -42,11 +42,17 @@ class Replies:
         self._picker = picker
         self._pace = pace
         self._troubles = troubles
+        self._sick: set[int] = set()
+        """Queues of which something could not be carried out in this cycle."""
         self.reconnect = False
         """The server that answered is not the one to talk to any more."""
 
     def settle(self, sendings: list[Sending], results: list[Any]) -> None:
         """Frees the slots of what has been carried out."""
+        # One script of a queue may fail and the next not (its kept successes have no place, its fetches do):
+        # the queue is not well for that, or the same would be sent again at once, for as long as it fails.
+        pairs = zip(sendings, results, strict=False)
+        self._sick = {sending.index for sending, result in pairs if isinstance(result, BrokerError)}
         for sending, result in zip(sendings, results, strict=False):
             if isinstance(result, BrokerError):
                 sending.resent = True
@@ -55,7 +61,7 @@ class Replies:
                 self._picker.report(sending.index, 1, 0)
                 self.reconnect |= result.trouble is Trouble.RECONNECT
                 continue
-            self._troubles.well(sending.index)
+            self._well(sending.index)
             lost: list[bytes] = result if isinstance(result, list) and not sending.resent else []
             named = [run.message.id for e in lost[:20] if (run := self._held.runs.get((sending.index, e)))]
             if lost:
@@ -85,7 +91,7 @@ class Replies:
             if isinstance(result, BrokerError):
                 self._cannot_fetch(ask, result)
                 continue
-            self._troubles.well(ask.queue)
+            self._well(ask.queue)
             fetched: Delivery = result
             if fetched.gone:
                 self._held.board.cells[Cell.DROPPED] += len(fetched.gone)
@@ -101,6 +107,10 @@ class Replies:
                 self._intake.receive(ask.queue, fetched.tasks)
         if asked:
             self._pace.is_full = full
+
+    def _well(self, index: int) -> None:
+        if index not in self._sick:
+            self._troubles.well(index)
 
     def _cannot_fetch(self, ask: Ask, error: BrokerError) -> None:
         self._troubles.sick(ask.queue, error)
