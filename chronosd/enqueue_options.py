@@ -73,11 +73,23 @@ def check_name(option: str, value: Any) -> str:
     return text
 
 
+_ELSEWHERE = {
+    "countdown": "delay",
+    "eta": "at",
+    "retry": "max_retry",
+    "retries": "max_retry",
+    "max_retries": "max_retry",
+    "result_ttl": "retention",
+    "job_id": "task_id",
+}
+"""What other queues call them."""
+
+
 def known_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Options given as a mapping. Raises InvalidTask for one that there is not."""
     for name in options:
         if name not in _OPTIONS:
-            near = get_close_matches(str(name), _OPTIONS, n=1)
+            near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(str(name), _OPTIONS, n=1)
             raise InvalidTask(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     return options
 

@@ -129,11 +129,14 @@ class Drafter:
         discard: bool | None = None,
         trace: str | None = None,
         _id: str | None = None,
+        **unknown: Any,
     ) -> Draft:
         """Checks everything and writes the message. Raises InvalidTask or PayloadTooLarge.
 
         ``_id`` is a random id that has been made already.
         """
+        if unknown:
+            known_options(unknown)
         if type(kind) is str:
             name = check_kind(kind)
         elif isinstance(kind, Kind):  # options of the call override its own

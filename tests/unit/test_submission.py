@@ -273,10 +273,15 @@ def test_ids_are_random_uuids_of_version_4() -> None:
         assert (str(parsed), parsed.version, parsed.variant) == (id_, 4, uuid.RFC_4122)
 
 
+def test_an_option_that_other_queues_have_is_answered_with_its_name_here() -> None:
+    with pytest.raises(InvalidTask, match=r"^unknown option 'countdown'; did you mean 'delay'\?$"):
+        DRAFTER.draft("k", {}, countdown=5)
+
+
 def test_a_wrong_entry_of_many_is_named_by_its_index() -> None:
     cases: list[tuple[Any, str]] = [
         (("k", {}, {"queu": "low"}), r"tasks\[1\]: unknown option 'queu'; did you mean 'queue'\?"),
-        (("k", {}, {"retries": 1}), r"tasks\[1\]: unknown option 'retries'"),
+        (("k", {}, {"retries": 1}), r"unknown option 'retries'; did you mean 'max_retry'\?"),
         (("k", {}, "low"), r"tasks\[1\]: must be \(kind, args\)"),
         ((), r"tasks\[1\]: must be \(kind, args\)"),
         ("kind", r"tasks\[1\]: must be \(kind, args\)"),
