@@ -281,7 +281,7 @@ def test_an_option_that_other_queues_have_is_answered_with_its_name_here() -> No
 def test_a_wrong_entry_of_many_is_named_by_its_index() -> None:
     cases: list[tuple[Any, str]] = [
         (("k", {}, {"queu": "low"}), r"tasks\[1\]: unknown option 'queu'; did you mean 'queue'\?"),
-        (("k", {}, {"retries": 1}), r"unknown option 'retries'; did you mean 'max_retry'\?"),
+        (("k", {}, {"retries": 1}), r"tasks\[1\]: unknown option 'retries'; did you mean 'max_retry'\?"),
         (("k", {}, "low"), r"tasks\[1\]: must be \(kind, args\)"),
         ((), r"tasks\[1\]: must be \(kind, args\)"),
         ("kind", r"tasks\[1\]: must be \(kind, args\)"),
