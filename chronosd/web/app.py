@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from chronosd import log
 from chronosd.durations import format_duration
@@ -32,6 +33,8 @@ STUCK_S = 10.0
 
 _SAMPLE_S = 2.0
 _MOST_CONNECTIONS = 200
+_PATIENCE_S = 5.0
+"""How long a connection may be open without a whole request."""
 _HERE = Path(__file__).parent
 _HEADERS = (
     (b"cache-control", b"no-store"),
@@ -50,6 +53,25 @@ def run(spec: WebSpec) -> int:
     return 0
 
 
+class _Protocol(H11Protocol):
+    """As uvicorn's, which waits for a first request for ever: connections on which nothing is asked would
+    keep health checks out."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch = self.loop.call_later(_PATIENCE_S, self._look, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch.cancel()
+        super().connection_lost(exc)
+
+    def _look(self, before: RequestResponseCycle | None) -> None:
+        if self.cycle is before and (before is None or before.response_complete):
+            self.transport.abort()  # no request in all that time, or half of one
+        else:
+            self._watch = self.loop.call_later(_PATIENCE_S, self._look, self.cycle)
+
+
 class _Server(uvicorn.Server):
     """As uvicorn's, but signals are ours: it is a child that obeys its supervisor's TERM alone."""
 
@@ -62,6 +84,7 @@ async def _serve(spec: WebSpec) -> None:
     rates = Rates()
     config = uvicorn.Config(
         build(spec.page, rates),
+        http=_Protocol,
         log_config=None,
         log_level="warning",  # that it starts and stops says the supervisor
         access_log=False,

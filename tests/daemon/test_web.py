@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -61,6 +62,20 @@ def test_health_metrics_and_dashboard_of_a_daemon_at_work(daemon: Make, client: 
     assert status == 200
     assert "nobody:has:this" not in text  # a kind that nobody handles is no label
     assert "served by nobody" in text
+
+
+def test_connections_on_which_nothing_is_asked_keep_nobody_out_for_long(daemon: Make) -> None:
+    one = daemon(http=ANYWHERE).start()
+    where = address(one)
+    wait_until(lambda: get(where, "/readyz")[0] == 200, what="readiness")
+    host, _, port = where.rpartition(":")
+    with contextlib.ExitStack() as open_:
+        idle = [open_.enter_context(socket.create_connection((host, int(port)))) for _ in range(250)]
+        for number, line in enumerate(idle[:100]):
+            line.sendall((b"GET /livez", b"GET /livez HTTP/1.1\r\nhost: x\r\nx: ")[number % 2])
+        wait_until(lambda: get(where, "/livez")[0] == 503, what="all places taken")
+        wait_until(lambda: get(where, "/livez") == (200, "ok\n"), timeout_s=20, what="room")
+    assert one.stop() == 0
 
 
 def test_a_web_process_that_is_killed_is_replaced_and_its_port_lost_to_nobody(daemon: Make) -> None:
