@@ -15,6 +15,7 @@ from chronosd.broker.rights import missing_rights
 from chronosd.broker.runner import SyncRunner
 from chronosd.broker.server import ANNOUNCED_EVERY_S, ServerInfo, heard_of
 from chronosd.broker.service import attendance
+from chronosd.broker.shared import held_up, shared_keys, wrong_types
 from chronosd.broker.symptoms import symptoms
 from chronosd.errors import BrokerRefused, InvalidTask
 
@@ -46,12 +47,14 @@ def examine(
 ) -> Examination:
     """Looks at everything, or with ``deep`` at every single task as well.
 
-    Where the user lacks rights, that is the first thing to be found, and the rest goes only so far.
+    Where the user lacks rights, or a key that all share is of another type, that is the first thing to be
+    found, and the rest goes only so far.
 
     Raises BrokerUnavailable; BrokerRefused if the server refuses for another reason.
     """
     findings = runner.drive(missing_rights(namespace))
     try:
+        findings += runner.drive(wrong_types(shared_keys(namespace)))
         found = _look(runner, namespace, expected, deep=deep)
     except BrokerRefused:
         if not findings:
@@ -78,6 +81,7 @@ def _look(runner: SyncRunner, namespace: Namespace, expected: Expected, *, deep:
     server_at = runner.run(inspect.server_time())
     findings += health.skew((asked_at + time.time()) / 2, server_at)
     findings += runner.drive(health.disagreements(namespace, expected.recover_min_idle_s))
+    findings += runner.drive(held_up(namespace))
     registered = runner.drive(inspect.queue_names(namespace))
     names = possible(namespace, {*registered, *(expected.queues or ())})
     census = None

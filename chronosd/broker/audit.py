@@ -16,6 +16,7 @@ from chronosd.broker.commands import BATCH, Command, Steps, plain, text
 from chronosd.broker.consumers import maps
 from chronosd.broker.finding import Expected, Finding, counted, redis_cli
 from chronosd.broker.keys import GROUP, Namespace, QueueKeys
+from chronosd.broker.shared import wrong_type, wrong_types
 from chronosd.durations import format_duration
 from chronosd.errors import BrokerError
 from chronosd.states import SET_STATES, WAITING_SETS, State
@@ -46,15 +47,11 @@ def checkup(namespace: Namespace, queue: QueueKeys, expected: Expected) -> Steps
         )
     )
     found = [
-        Finding(
-            "wrong-type",
-            f"{key} is a {kind}",
-            f"look at what it is, then delete or rename it: {redis_cli('RENAME', key, key + '.foreign')}",
-            queue.name,
-        )
+        wrong_type(key, kind, queue.name)
         for key, kind, right in zip(keys, types, ("stream", *("zset",) * 4), strict=True)
         if kind not in (right, "none")
     ]
+    found += yield from wrong_types({queue.rate: "string", queue.cancelled: "zset"}, queue.name)
     if "none" not in types[:1] and not is_registered:
         found.append(
             Finding(

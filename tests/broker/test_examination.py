@@ -9,14 +9,17 @@ from collections.abc import Iterator
 import pytest
 import redis as redis_py
 
+from chronosd import cron
 from chronosd.broker import consume, health
 from chronosd.broker.consume import Again, Dead
 from chronosd.broker.finding import Expected, Finding, counted
 from chronosd.broker.keys import Namespace
 from chronosd.broker.rights import commands_used, missing_rights
 from chronosd.broker.runner import SyncRunner
+from chronosd.broker.schedule import Schedule, attend
 from chronosd.broker.server import ServerInfo
 from chronosd.broker.service import attendance
+from chronosd.broker.shared import held_up
 from chronosd.broker.symptoms import symptoms
 from chronosd.embedded import EmbeddedServer
 from chronosd.examination import examine
@@ -247,3 +250,40 @@ def test_a_user_who_may_only_ping_is_told_what_is_missing(
     assert [one.code for one in found.findings] == ["no-permission"]
     assert "INFO" in found.findings[0].problem
     runner.close()
+
+
+@pytest.mark.parametrize("name", ["queues", "paused", "daemons", "schedules"])
+def test_a_shared_key_of_another_type_is_named(bench: Bench, name: str) -> None:
+    """Whatever was asked first failed, and did not say over which key."""
+    key = getattr(bench.namespace, name)
+    bench.redis.delete(key)
+    bench.redis.set(key, "x")
+    found = examine(bench.runner, bench.namespace, Expected(), deep=True)
+    assert [one.problem for one in found.findings if one.code == "wrong-type"] == [f"{key} is a string"]
+    assert not found.is_sound
+
+
+def test_keys_of_a_queue_beside_its_tasks_are_looked_at_too(bench: Bench) -> None:
+    bench.add("a")
+    bench.redis.lpush(bench.queue.rate, "x")
+    bench.redis.set(bench.queue.cancelled, "x")
+    found = examine(bench.runner, bench.namespace, Expected(queues=[bench.queue.name]))
+    wrong = {one.problem for one in found.findings if one.code == "wrong-type"}
+    assert wrong == {f"{bench.queue.rate} is a list", f"{bench.queue.cancelled} is a string"}
+
+
+@pytest.mark.parametrize("mark", ["ahead", "nan", "soon", "list"])
+def test_a_schedule_that_a_mark_holds_up_is_named(bench: Bench, mark: str) -> None:
+    one = Schedule("nightly", "report", "q", cron.parse("@every 10s"), b"{}", "skip")
+    bench.run(attend(bench.namespace, "d", [(one, None)], by="", refresh=True))
+    assert bench.runner.drive(held_up(bench.namespace)) == []
+    last = bench.namespace.schedule(one.id).last
+    bench.redis.delete(last)
+    if mark == "list":
+        bench.redis.rpush(last, "x")
+    else:
+        bench.redis.set(last, int(time.time()) + 86400 if mark == "ahead" else mark)
+    told = examine(bench.runner, bench.namespace, Expected()).findings
+    (found,) = [one for one in told if last in one.line]
+    assert found.is_error
+    assert found.code == ("wrong-type" if mark == "list" else "schedule-mark")
