@@ -27,6 +27,7 @@ _EXPIRED_S = 3600.0
 """More than any janitor's interval that makes sense."""
 _LEFT_S = 900.0
 """A living worker asks for work, or is asked about, far more often."""
+_LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 _OF_ONE, _SILENT = 100, 50
 """Entries of one silent consumer, and such consumers, that are looked at."""
 _NAMED = 20
@@ -88,8 +89,9 @@ def _stream(queue: QueueKeys, is_paused: bool, expected: Expected) -> Steps[list
                 queue.name,
             )
         ]
+    exhausted = _exhausted(queue, [text(g["last-delivered-id"]) for g in groups if text(g["name"]) == GROUP])
     (consumers,) = _checked((yield [plain("XINFO", "CONSUMERS", queue.stream, GROUP, parse=maps)]))
-    found = yield from _stuck(queue, consumers, round(expected.stuck_s * 1000))
+    found = exhausted + (yield from _stuck(queue, consumers, round(expected.stuck_s * 1000)))
     left = [
         consumer for consumer in consumers if not consumer["pending"] and consumer["idle"] > _LEFT_S * 1000
     ]
@@ -193,6 +195,15 @@ def _sets(queue: QueueKeys, sound: Sequence[State], now: float) -> Steps[list[Fi
                 )
             )
     return found
+
+
+def _exhausted(queue: QueueKeys, delivered: Sequence[str]) -> list[Finding]:
+    """Whether somebody has given an entry the last id that there is: the stream takes nothing more."""
+    if _LAST_ID not in delivered:
+        return []
+    problem = f"an entry of {queue.stream} had the last id that there is: it takes nothing more"
+    remedy = f"once nothing waits or runs in it (chronosd queue show {queue.name}): "
+    return [Finding("stream-exhausted", problem, remedy + redis_cli("DEL", queue.stream), queue.name)]
 
 
 def _checked(replies: Sequence[Any]) -> list[Any]:

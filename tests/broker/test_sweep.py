@@ -8,11 +8,14 @@ import pytest
 
 from chronosd.broker import consume, sweep
 from chronosd.broker.commands import BATCH
-from chronosd.broker.consume import Dead
+from chronosd.broker.consume import Again, Dead
 from chronosd.broker.enqueue import NewTask, enqueue
+from chronosd.broker.finding import Expected
 from chronosd.broker.keys import GROUP
 from chronosd.broker.message import Message, encode
+from chronosd.broker.operate import run_task
 from chronosd.errors import BrokerRefused, Trouble
+from chronosd.examination import examine
 from chronosd.states import State
 from tests.support.bench import Bench
 
@@ -244,3 +247,36 @@ def test_the_janitor_never_deletes_a_task_that_lives_again(bench: Bench) -> None
     found = bench.look()
     found.check()
     assert found.waiting == ["a"]
+
+
+# -- a stream that takes nothing more -------------------------------------
+
+
+@pytest.mark.parametrize("how", ["forward", "retry", "release", "run"])
+def test_where_a_stream_has_no_ids_left_no_task_loses_its_place(bench: Bench, how: str) -> None:
+    """XADD fails then, in scripts that had taken the task from where it was."""
+    bench.group()
+    if how in ("retry", "release"):
+        bench.add("a")
+        (run,) = bench.fetch()
+    else:
+        due(bench, State.RETRY, a=1.0)
+    last_id = f"{2**64 - 1}-{2**64 - 1}"
+    bench.redis.xadd(bench.queue.stream, {"task_id": "x"}, id=last_id)
+    if how == "retry":
+        bench.run(consume.retry(bench.queue, [Again(run.entry, "a", None, 0)]))
+    elif how == "release":
+        bench.run(consume.release(bench.queue, [(run.entry, "a")]))
+    else:
+        with pytest.raises(BrokerRefused, match="exhausted"):
+            bench.forward(State.RETRY) if how == "forward" else bench.runner.drive(run_task(bench.queue, "a"))
+    assert bench.look().places("a") == [State.RETRY]
+    bench.fetch()
+    told = examine(bench.runner, bench.namespace, Expected(queues=[bench.queue.name])).findings
+    (finding,) = [one for one in told if one.code == "stream-exhausted"]
+    assert finding.remedy.endswith(f"redis-cli DEL '{bench.queue.stream}'")
+    bench.redis.delete(bench.queue.stream)
+    bench.group()
+    bench.redis.zadd(bench.queue.retry, {"a": 1.0})
+    bench.forward(State.RETRY)
+    assert [one.task_id for one in bench.fetch()] == ["a"]

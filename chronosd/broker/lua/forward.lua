@@ -15,12 +15,16 @@ local moved, dropped = 0, 0
 -- First, because a server at its memory limit takes no HSET or XADD as a script's first write, but any after
 -- it: what is due there runs and makes room.
 if #due > 0 then redis.call('ZREM', set, unpack(due)) end
-for _, id in ipairs(due) do
+for place, id in ipairs(due) do
   local key = prefix .. id
   local known = redis.pcall('HEXISTS', key, 'msg')
   if known == 1 then
+    local added = redis.pcall('XADD', stream, '*', 'task_id', id)
+    if type(added) == 'table' then -- somebody has given an entry the last id that there is
+      for i = place, #due do redis.call('ZADD', set, string.format('%.6f', now), due[i]) end
+      return added
+    end
     redis.call('HSET', key, 'state', '1')
-    redis.call('XADD', stream, '*', 'task_id', id)
     moved = moved + 1
   else
     if known == 0 then redis.call('DEL', key) end -- a state without a message: a zombie of a stale move

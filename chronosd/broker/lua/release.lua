@@ -7,6 +7,7 @@
 --#include owns
 --#include unique
 --#include ending
+--#include ready
 local stream, group, prefix, counter = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local now = redis.call('TIME')[1]
 local lost = {}
@@ -21,7 +22,7 @@ for i = 4, #ARGV, 2 do
     if owns(stream, group, key, entry, false) and not end_if_cancelled(prefix, id, entry, KEYS[2], now) then
       if counter ~= '' then redis.pcall('HINCRBY', key, counter, 1) end
       redis.call('HSET', key, 'state', '1', 'sid', '')
-      redis.call('XADD', stream, '*', 'task_id', id)
+      ready(stream, id, prefix, now)
     end
   end
 end

@@ -12,6 +12,7 @@
 --#include owns
 --#include unique
 --#include ending
+--#include ready
 --#include write
 local stream, retry, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
 redis.call('ZCARD', retry) -- raises, before anything is written, if that is no sorted set
@@ -36,7 +37,7 @@ while i <= #ARGV do
         redis.call('ZADD', retry, string.format('%.6f', now + delay / 1000), id)
       else
         redis.call('HSET', key, 'state', '1', 'sid', '')
-        redis.call('XADD', stream, '*', 'task_id', id)
+        ready(stream, id, prefix, now)
       end
       if lock ~= '' then
         hold(lock, id, delay + lock_ms(redis.call('HGET', key, 'unique_ttl'), 60000), prefix)

@@ -26,8 +26,18 @@ local function move(id, sha, msg)
     if holder then return 'duplicate', holder, is end
     if redis.pcall('GET', lock) ~= id then redis.call('DEL', lock) end -- of one that has ended
   end
-  for k = 2, 5 do redis.pcall('ZREM', KEYS[k], id) end
-  redis.call('XADD', stream, '*', 'task_id', id)
+  local scores = {}
+  for k = 2, 5 do
+    scores[k] = redis.pcall('ZSCORE', KEYS[k], id)
+    redis.pcall('ZREM', KEYS[k], id)
+  end
+  local added = redis.pcall('XADD', stream, '*', 'task_id', id)
+  if type(added) == 'table' then -- somebody has given an entry the last id that there is
+    for k = 2, 5 do
+      if type(scores[k]) == 'string' then redis.call('ZADD', KEYS[k], scores[k], id) end
+    end
+    return added
+  end
   redis.call('HSET', key, 'state', '1', 'sid', '')
   if msg ~= '' then redis.call('HSET', key, 'msg', msg) end
   if ended then
@@ -42,6 +52,7 @@ end
 
 for i = 2, #ARGV, 3 do
   local word, holder, state = move(ARGV[i], ARGV[i + 1], ARGV[i + 2])
+  if type(word) == 'table' then return word end
   out[n + 1], out[n + 2], out[n + 3] = word, holder or '', state or ''
   n = n + 3
 end
