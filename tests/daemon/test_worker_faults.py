@@ -284,7 +284,7 @@ def test_an_end_that_is_refused_is_not_sent_all_the_time_though_the_queue_gives_
     while time.monotonic() < until:
         one.enqueue("tick")
         time.sleep(0.02)
-    assert one.count(Cell.CYCLES) - before < 150
+    assert one.count(Cell.CYCLES) - before < 500, "three or four for each task"
     assert len(one.log_records("redis trouble")) <= 2
     one.redis.delete(one.queue.completed)
     one.wait_settled()

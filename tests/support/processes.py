@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -57,13 +58,22 @@ def strays(expected: Collection[int] = ()) -> list[str]:
         with contextlib.suppress(ChildProcessError, ProcessLookupError, psutil.Error):
             if os.waitpid(pid, os.WNOHANG)[0] == pid:
                 continue
-            if not psutil.Process(pid).cmdline():  # it is about to end
-                os.waitpid(pid, 0)
+            if _ends(pid):
                 continue
             left.append(f"{pid}: {' '.join(psutil.Process(pid).cmdline())[:200]}")
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     return left
+
+
+def _ends(pid: int) -> bool:
+    """Whether a child ends by itself: with its parent, who has just gone, it is told to."""
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        time.sleep(0.01)
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            return True
+    return False
 
 
 def _children() -> list[int]:

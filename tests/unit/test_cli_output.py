@@ -53,14 +53,6 @@ def test_fields_without_a_value_are_left_out(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0s"), (0.25, "250ms"), (1.9, "1s"), (90, "1m30s"), (3700, "1h1m"), (90_061, "1d1h")],
-)
-def test_times_are_shown_as_short_as_they_are_read(seconds: float, text: str) -> None:
-    assert output.span(seconds) == text
-
-
-@pytest.mark.parametrize(
     ("at", "text"), [(None, None), (0, None), (1772355600, "2026-03-01T09:00:00Z"), (1e300, "1e+300")]
 )
 def test_an_instant_is_utc_and_any_score_has_a_text(at: float | None, text: str | None) -> None:

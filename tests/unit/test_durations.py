@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronosd.durations import format_duration, format_size, parse_duration, parse_size
+from chronosd.durations import format_duration, format_size, parse_duration, parse_size, span
 
 
 @pytest.mark.parametrize(
@@ -123,3 +123,11 @@ def test_what_is_no_size_is_refused_with_one_sentence(text: object) -> None:
 def test_a_size_is_shown_in_the_largest_unit_that_divides_it(size: int, text: str) -> None:
     assert format_size(size) == text
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.25, "250ms"), (1.9, "1s"), (90, "1m30s"), (3700, "1h1m"), (90_061, "1d1h")],
+)
+def test_times_are_shown_as_short_as_they_are_read(seconds: float, text: str) -> None:
+    assert span(seconds) == text
