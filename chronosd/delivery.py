@@ -62,17 +62,22 @@ def retold(error: BrokerError, more: str = "", *, in_doubt: bool = False) -> Bro
 def batched(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
     """Drafts in the batches in which they are sent: one queue each, with or without unique locks, bounded in
     number and bytes."""
-    open_: dict[str, tuple[list[Draft], int]] = {}
+    open_: dict[str, list[Draft]] = {}
+    sizes: dict[str, int] = {}
     for draft in drafts:
-        key = draft.queue.unique_prefix if draft.new.lock else draft.queue.stream
-        batch, size = open_.get(key, ([], 0))
-        length = len(draft.new.msg)
-        if batch and (len(batch) == BATCH or size + length > BATCH_BYTES):
+        new = draft.new
+        key = draft.queue.unique_prefix if new.lock else draft.queue.stream
+        length = len(new.msg)
+        batch = open_.get(key)
+        if batch is None:
+            open_[key], sizes[key] = [draft], length
+        elif len(batch) == BATCH or sizes[key] + length > BATCH_BYTES:
+            open_[key], sizes[key] = [draft], length
             yield batch
-            batch, size = [], 0
-        batch.append(draft)
-        open_[key] = (batch, size + length)
-    yield from (batch for batch, _ in open_.values())
+        else:
+            batch.append(draft)
+            sizes[key] += length
+    yield from open_.values()
 
 
 class Bulk:

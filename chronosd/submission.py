@@ -129,14 +129,18 @@ class Drafter:
         discard: bool | None = None,
         trace: str | None = None,
         _id: str | None = None,
+        _trace: str | None = None,
         **unknown: Any,
     ) -> Draft:
         """Checks everything and writes the message. Raises InvalidTask or PayloadTooLarge.
 
-        ``_id`` is a random id that has been made already.
+        ``_id`` is a random id that has been made already, ``_trace`` the trace context of the whole call.
         """
-        if unknown:
-            known_options(unknown)
+        if unknown:  # a mistake in the program, as Python has it, but said in words that its author knows
+            try:
+                known_options(unknown)
+            except InvalidTask as exc:
+                raise TypeError(str(exc)) from None
         if type(kind) is str:
             name = check_kind(kind)
         elif isinstance(kind, Kind):  # options of the call override its own
@@ -169,7 +173,10 @@ class Drafter:
             id_, nonce = _id or new_id(), ""
         else:
             id_, nonce = check_name("task_id", task_id), urandom(8).hex()
-        context = current_trace() if trace is None else trace and checked_trace(trace)
+        if trace is None:
+            context = current_trace() if _trace is None else _trace
+        else:
+            context = trace and checked_trace(trace)
         payload = encode_args({} if args is NO_ARGS else args)
         if len(payload) > self.max_payload:
             raise PayloadTooLarge(
@@ -188,24 +195,25 @@ class Drafter:
     def drafts(self, tasks: Iterable[Sequence[Any]]) -> Iterator[Draft]:
         """Drafts of the tasks of an enqueue_many call, each with its index."""
         ids = _new_ids()
+        trace = current_trace()
         for index, task in enumerate(tasks):
             try:
-                made = self._of(task, next(ids))
+                made = self._of(task, next(ids), trace)
             except (InvalidTask, PayloadTooLarge) as exc:
                 raise type(exc)(f"tasks[{index}]: {exc}") from None
             made.index = index
             yield made
 
-    def _of(self, task: Sequence[Any], id_: str) -> Draft:
-        if type(task) is tuple and len(task) == 3 and type(task[2]) is dict:  # the usual, before any matching
-            return self.draft(task[0], task[1], _id=id_, **known_options(task[2]))
+    def _of(self, task: Sequence[Any], id_: str, trace: str) -> Draft:
+        if type(task) is tuple and len(task) == 2:  # the usual, before any matching
+            return self.draft(task[0], task[1], _id=id_, _trace=trace)
         match task:
             case (kind, args):
-                return self.draft(kind, args, _id=id_)
+                return self.draft(kind, args, _id=id_, _trace=trace)
             case (kind, args, Mapping() as options):
-                return self.draft(kind, args, _id=id_, **known_options(options))
+                return self.draft(kind, args, _id=id_, _trace=trace, **known_options(options))
             case (kind,):
-                return self.draft(kind, _id=id_)
+                return self.draft(kind, _id=id_, _trace=trace)
         raise InvalidTask("must be (kind, args) or (kind, args, {option: value})")
 
 

@@ -46,7 +46,17 @@ def enqueue(queue: QueueKeys, tasks: Sequence[NewTask]) -> Command[list[str]]:
     args: list[Any] = [queue.task_prefix]
     for task in tasks:
         args += _words(task)
-    return call(script("enqueue"), (queue.stream, *queue.sets), args, lambda reply: [text(w) for w in reply])
+    return call(script("enqueue"), (queue.stream, *queue.sets), args, _words_of)
+
+
+def _words_of(reply: Any) -> list[str]:
+    try:
+        return [_WORDS[word] for word in reply]
+    except KeyError:
+        return [text(word) for word in reply]
+
+
+_WORDS = {word.encode(): word for word in ("pending", "scheduled", "repeat", "conflict")}
 
 
 def enqueue_unique(queue: QueueKeys, tasks: Sequence[NewTask]) -> Command[list[str | Holder]]:

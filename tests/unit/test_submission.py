@@ -274,7 +274,7 @@ def test_ids_are_random_uuids_of_version_4() -> None:
 
 
 def test_an_option_that_other_queues_have_is_answered_with_its_name_here() -> None:
-    with pytest.raises(InvalidTask, match=r"^unknown option 'countdown'; did you mean 'delay'\?$"):
+    with pytest.raises(TypeError, match=r"^unknown option 'countdown'; did you mean 'delay'\?$"):
         DRAFTER.draft("k", {}, countdown=5)
 
 
