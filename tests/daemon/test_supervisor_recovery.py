@@ -279,7 +279,8 @@ def test_a_death_while_redis_is_away_is_settled_when_it_is_back(
         os.kill(owner(one, task.id), signal.SIGKILL)
         wait_until(lambda: one.log_records("worker died"), what="the death seen")
     wait_started(one, task.id, 2, timeout_s=8)
-    assert one.log_records("settled")[-1]["retried"] == 1
+    settled = wait_until(lambda: one.log_records("settled"), what="a word of it")
+    assert settled[-1]["retried"] == 1
 
 
 def test_a_stop_that_redis_missed_is_made_good_at_the_next_start(
