@@ -189,7 +189,8 @@ def fetch(queue: QueueKeys, consumer: str, count: int, delivered: Sequence[bytes
 def block(queues: Sequence[QueueKeys], consumer: str, block_ms: int) -> Command[list[tuple[int, bytes]]]:
     """Waits for work in any of the queues. For each entry delivered: the queue's index, the entry.
 
-    At most one entry per queue. No script may block, so the entries' tasks are read by :func:`fetch`.
+    At most one entry per queue. No script may block, so the entries' tasks are read by :func:`arrivals`,
+    which is sent along, or else by :func:`fetch`.
     """
     index = {queue.stream.encode(): i for i, queue in enumerate(queues)}
 
@@ -205,6 +206,43 @@ def block(queues: Sequence[QueueKeys], consumer: str, block_ms: int) -> Command[
         parse=parse,
         repeatable=False,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """What a blocking read has brought, read by the server when it happened."""
+
+    at_ms: int
+    """When that was: unix milliseconds by the server's clock."""
+    deliveries: list[Delivery]
+    """One for each queue that was asked."""
+
+
+def arrivals(queues: Sequence[QueueKeys], consumer: str, seen: Sequence[bytes]) -> Command[Arrivals]:
+    """Takes in what a :func:`block` sent just before it delivers, so that no further round trip is needed.
+
+    Args:
+        seen: of each queue the newest entry that the consumer knows of; empty for none.
+    """
+    keys = tuple(key for queue in queues for key in (queue.stream, *queue.sets))
+    args: list[Any] = [GROUP, consumer, REPLY_BYTES]
+    for queue, entry in zip(queues, seen, strict=True):
+        args += (queue.task_prefix, entry)
+
+    def parse(reply: Any) -> Arrivals:
+        return Arrivals(reply[0], [delivery(found) for found in reply[1:]])
+
+    return call(script("arrivals"), keys, args, parse, repeatable=False)
+
+
+def is_newer(entry: bytes, other: bytes) -> bool:
+    """Whether an entry came into its stream after another; anything is newer than none."""
+    return not other or _order(entry) > _order(other)
+
+
+def _order(entry: bytes) -> tuple[int, int]:
+    ms, _, seq = entry.partition(b"-")
+    return int(ms), int(seq)
 
 
 def body(queue: QueueKeys, task_id: str) -> Command[bytes | None]:

@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from chronosd.board import Cell
 from chronosd.broker import consume
+from chronosd.broker.consume import Arrivals, Delivery, is_newer
 from chronosd.broker.runner import AsyncRunner
 from chronosd.errors import BrokerError
 from chronosd.worker.execute import GAP_S, hide
@@ -19,8 +21,12 @@ BLOCK_S = 1.0
 class BlockingRead:
     """One at a time, on a connection of its own, never cancelled: its reply may bring tasks.
 
+    Their bodies come with it: the script that takes them in is sent behind the read, and runs when that
+    returns.
+
     Args:
-        delivered: told what it brought.
+        arrived: told what it brought, and whether that came at once.
+        delivered: told of entries that it brought without their bodies.
         failed: told of an error, and of the queues that were asked.
     """
 
@@ -32,6 +38,7 @@ class BlockingRead:
         cycle: AsyncRunner,
         troubles: Troubles,
         *,
+        arrived: Callable[[dict[int, Delivery], bool], None],
         delivered: Callable[[list[Key]], None],
         failed: Callable[[BrokerError, list[int]], None],
     ) -> None:
@@ -40,6 +47,7 @@ class BlockingRead:
         self._blocking = blocking
         self._cycle = cycle
         self._troubles = troubles
+        self._arrived = arrived
         self._delivered = delivered
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
@@ -60,10 +68,18 @@ class BlockingRead:
         return True
 
     async def _read(self, queues: list[int]) -> None:
-        asked = [self._held.queues[i] for i in queues]
+        held = self._held
+        asked = [held.queues[i] for i in queues]
         try:
-            command = consume.block(asked, self._consumer, int(BLOCK_S * 1000))
-            found = await self._blocking.run(command, timeout_s=BLOCK_S + GAP_S)
+            found, taken = await self._blocking.run_many(
+                [
+                    consume.block(asked, self._consumer, int(BLOCK_S * 1000)),
+                    consume.arrivals(asked, self._consumer, [held.newest[i] for i in queues]),
+                ],
+                timeout_s=BLOCK_S + GAP_S,
+            )
+            if isinstance(found, BrokerError):
+                raise found
         except BrokerError as error:
             self._failures += 1
             self._not_before = time.monotonic() + pause_s(self._failures)
@@ -72,10 +88,31 @@ class BlockingRead:
             self._failures = 0
             self._troubles.over("blocking read")
             if found:
-                self._delivered([(queues[place], entry) for place, entry in found])
+                self._take([(queues[place], entry) for place, entry in found], queues, taken)
         finally:
             self._task = None
-            self._held.wake.set()
+            held.wake.set()
+
+    def _take(self, keys: list[Key], queues: list[int], taken: Arrivals | BrokerError) -> None:
+        """Passes on what the read has brought; what did not come with its body is for a fetch to take in."""
+        here: set[Key] = set()
+        if isinstance(taken, Arrivals):
+            brought: dict[int, Delivery] = {}
+            for index, delivery in zip(queues, taken.deliveries, strict=True):
+                # a look for strays may have found it meanwhile: then it may even have ended
+                if all(is_newer(task.entry, self._held.newest[index]) for task in delivery.tasks):
+                    brought[index] = delivery
+                    here.update((index, task.entry) for task in delivery.tasks)
+            self._arrived(brought, self._came_at_once(taken))
+        rest = [key for key in keys if key not in here]
+        if rest:
+            self._delivered(rest)
+
+    def _came_at_once(self, taken: Arrivals) -> bool:
+        """Whether what was taken in cannot have been handed to others by now, as what lies about is."""
+        clock_ns = self._held.board.cells[Cell.SERVER_CLOCK]
+        late_ns = time.monotonic_ns() + clock_ns - taken.at_ms * 1_000_000
+        return clock_ns != 0 and abs(late_ns) < GAP_S * 1e9
 
     async def end(self) -> None:
         """Has the server answer it now, so that a drain need not wait for it.

@@ -11,6 +11,7 @@ from chronosd import log
 from chronosd.board import Board, Cell, WorkerState
 from chronosd.broker import consume, sweep
 from chronosd.broker.commands import BATCH, Command
+from chronosd.broker.consume import Delivery
 from chronosd.broker.dead_letter import DeadLetters
 from chronosd.broker.keys import Namespace
 from chronosd.broker.limit import Limit
@@ -89,6 +90,7 @@ class Fetcher:
             blocking,
             cycle,
             self._troubles,
+            arrived=self._receive_arrivals,
             delivered=self._take_delivered,
             failed=self._cannot_block,
         )
@@ -339,6 +341,16 @@ class Fetcher:
         )
 
     # -- what the parts tell --------------------------------------------------------------------
+
+    def _receive_arrivals(self, found: dict[int, Delivery], at_once: bool) -> None:
+        if not at_once:
+            self._starter.is_doubtful = True
+        for index, delivery in found.items():
+            self._replies.receive(index, delivery)
+            if delivery.tasks:
+                self._picker.stocked(index)
+        self._intake.admit()
+        self._admitted()
 
     def _take_delivered(self, keys: list[Key]) -> None:
         self._held.delivered += keys

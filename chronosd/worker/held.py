@@ -45,6 +45,8 @@ class Held:
         """Entries without a run that end here: the cells of the tally in which that will be counted."""
         self.delivered: list[Key] = []
         """Entries that are ours, to be taken in by the next fetch."""
+        self.newest = [b""] * len(queues)
+        """The newest entry that has come here of each queue; empty for none."""
         self.free_slots = list(range(board.capacity - 1, -1, -1))
         self.is_fetching = True
         self.paused: frozenset[int] = frozenset()

@@ -6,7 +6,7 @@ from typing import Any
 
 from chronosd import log
 from chronosd.board import Cell
-from chronosd.broker.consume import Delivery, Retained
+from chronosd.broker.consume import Delivery, Retained, is_newer
 from chronosd.errors import BrokerError, Trouble
 from chronosd.metrics import End
 from chronosd.worker.complete import Sending
@@ -93,20 +93,28 @@ class Replies:
                 continue
             self._well(ask.queue)
             fetched: Delivery = result
-            if fetched.gone:
-                self._held.board.cells[Cell.DROPPED] += len(fetched.gone)
-                name = self._held.queues[ask.queue].name
-                _log.warning("tasks dropped: their bodies are gone", queue=name, ids=fetched.gone[:10])
             if ask.most:
                 brought = len(fetched.tasks) + len(fetched.gone) - len(ask.delivered)
                 self._picker.report(ask.queue, ask.most, brought)
                 asked = True
                 full |= brought >= ask.most
-            self._held.board.cells[Cell.FETCHED] += len(fetched.tasks)
-            if fetched.tasks:
-                self._intake.receive(ask.queue, fetched.tasks)
+            self.receive(ask.queue, fetched)
         if asked:
             self._pace.is_full = full
+
+    def receive(self, index: int, fetched: Delivery) -> None:
+        """Passes on what came of one queue."""
+        held = self._held
+        if fetched.gone:
+            held.board.cells[Cell.DROPPED] += len(fetched.gone)
+            name = held.queues[index].name
+            _log.warning("tasks dropped: their bodies are gone", queue=name, ids=fetched.gone[:10])
+        if fetched.tasks:
+            held.board.cells[Cell.FETCHED] += len(fetched.tasks)
+            last = fetched.tasks[-1].entry  # in the order of the stream, but for what was delivered before
+            if is_newer(last, held.newest[index]):
+                held.newest[index] = last
+            self._intake.receive(index, fetched.tasks)
 
     def _well(self, index: int) -> None:
         if index not in self._sick:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -199,6 +200,52 @@ def test_a_blocking_read_delivers_one_entry_of_each_queue_which_fetch_takes_in(
 def test_a_blocking_read_of_empty_queues_answers_with_nothing(bench: Bench) -> None:
     bench.group()
     assert bench.run(consume.block([bench.queue], "c1", 1)) == []
+
+
+def test_what_a_blocking_read_brings_is_taken_in_by_what_was_sent_with_it(bench: Bench, other: Bench) -> None:
+    bench.group()
+    other.group()
+    queues = [bench.queue, other.queue]
+    before_ms = time.time() * 1000
+    assert [one.tasks for one in bench.run(consume.arrivals(queues, "c1", [b"", b""])).deliveries] == [[], []]
+    bench.add("a", "b")
+    (_, entry), *_ = bench.run(consume.block(queues, "c1", 1000))
+    found = bench.run(consume.arrivals(queues, "c1", [b"", b""]))
+    ((a,), none) = (delivery.tasks for delivery in found.deliveries)
+    assert (a.entry, a.task_id, a.msg, none) == (
+        entry,
+        "a",
+        bench.redis.hget(bench.queue.task("a"), "msg"),
+        [],
+    )
+    assert before_ms - 1 <= found.at_ms <= time.time() * 1000
+    bench.look().check()
+    assert bench.look().active == {"a": "c1"}
+    # what is known already is not brought again, what belongs to others never is
+    other.add("c", "d")
+    assert other.fetch("c2", count=1)
+    bench.run(consume.block(queues, "c1", 1000))
+    found = bench.run(consume.arrivals(queues, "c1", [entry, b""]))
+    assert [[run.task_id for run in delivery.tasks] for delivery in found.deliveries] == [["b"], ["d"]]
+    assert [
+        one.task_id for one in bench.run(consume.arrivals(queues, "c2", [b"", b""])).deliveries[1].tasks
+    ] == ["c"]
+
+
+def test_a_queue_without_its_group_keeps_no_other_from_being_taken_in(bench: Bench, other: Bench) -> None:
+    bench.group()
+    bench.add("a")
+    bench.block()
+    found = bench.run(consume.arrivals([other.queue, bench.queue], "c1", [b"", b""]))
+    assert [len(delivery.tasks) for delivery in found.deliveries] == [0, 1]
+
+
+def test_entries_are_ordered_as_in_the_stream() -> None:
+    assert consume.is_newer(b"1-1", b"")
+    assert consume.is_newer(b"10-1", b"9-2")
+    assert consume.is_newer(b"9-10", b"9-9")
+    assert not consume.is_newer(b"9-9", b"9-9")
+    assert not consume.is_newer(b"9-9", b"10-0")
 
 
 def test_taking_in_twice_gives_the_same_task_again(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -9,8 +10,11 @@ import pytest
 import redis as redis_py
 
 from chronosd.board import Cell, SlotState
+from chronosd.broker.commands import script
+from chronosd.broker.keys import GROUP
 from chronosd.embedded import EmbeddedServer
 from chronosd.states import State
+from tests.support.monitor import Monitor
 from tests.support.processes import paused
 from tests.support.proxy import Mode, Proxy
 from tests.support.waiting import at_most, wait_until
@@ -111,6 +115,45 @@ def test_a_lost_reply_of_the_blocking_read_strands_no_task(worker: Make, proxy: 
         wait_until(lambda task_id=task_id: one.ledger.starts()[task_id], timeout_s=3, what=one.log_tail())
     one.wait_settled()
     assert set(one.ledger.starts().values()) == {1}
+
+
+def test_an_idle_worker_starts_what_arrives_without_another_round_trip(worker: Make, redis_url: str) -> None:
+    """Its body comes with the reply of the blocking read. With one slot nothing else is asked meanwhile."""
+    one = worker(HANDLERS, concurrency=1).start()
+    one.enqueue("tick")  # the server has every script afterwards
+    one.wait_settled()
+    one.wait_blocked()
+    with Monitor(redis_url.removeprefix("unix://")) as seen:
+        task_id = one.enqueue("awaits", {"s": 0.3})
+        wait_until(lambda: one.ledger.starts()[task_id])
+    fetch = script("fetch").sha
+    assert [words for words in seen.commands if words[0] == "EVALSHA" and words[1] == fetch] == []
+    one.wait_settled()
+
+
+@pytest.mark.parametrize("where", ["in the socket of a process that stands still", "on the line"])
+def test_what_arrives_late_is_not_started_before_its_lease_is_looked_at(
+    worker: Make, proxy: Proxy, where: str
+) -> None:
+    """The reply to the blocking read was there, for long enough for others to take over what it brings."""
+    one = worker(HANDLERS, url=proxy.url).start()
+    one.wait_blocked()
+    with contextlib.ExitStack() as late:
+        if where == "on the line":
+            proxy.mode = "mute"
+            late.callback(setattr, proxy, "mode", "pass")
+        else:
+            late.enter_context(paused(one.pid))
+        lost = one.enqueue("tick")
+        wait_until(lambda: one.pending() == 1)
+        (entry,) = one.redis.xpending_range(one.queue.stream, GROUP, "-", "+", 1)
+        one.redis.xclaim(one.queue.stream, GROUP, "another", 0, [entry["message_id"]])
+        time.sleep(1.2)
+    kept = one.enqueue("tick")
+    wait_until(lambda: one.ledger.starts()[kept], what=one.log_tail())
+    time.sleep(0.1)
+    assert one.ledger.starts()[lost] == 0
+    assert one.pending() == 1
 
 
 def test_a_lost_reply_just_before_a_drain_is_handed_back(worker: Make, proxy: Proxy) -> None:

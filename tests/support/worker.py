@@ -121,6 +121,7 @@ class WorkerProcess:
             queues=list(self.config.queues),
             tally_cells=cells_needed(len(self.config.queues)),
         )
+        self.board.cells[Cell.SERVER_CLOCK] = time.time_ns() - time.monotonic_ns()  # as the supervisor does
         self.link, self._theirs = Link.pair()
 
     # -- its life -------------------------------------------------------------------------------

@@ -49,20 +49,23 @@ local function take(entry, fields)
   n = n + 7
 end
 
+-- Takes in an entry that is pending for the consumer.
+local function take_own(entry)
+  local found = redis.call('XRANGE', stream, entry, entry)[1]
+  if found then
+    -- A server at its memory limit takes no HSET as a script's first write, but any after this one.
+    redis.call('XCLAIM', stream, group, consumer, 0, entry, 'JUSTID')
+    take(entry, found[2])
+  else
+    redis.call('XACK', stream, group, entry) -- deleted or trimmed while it was pending
+  end
+end
+
 -- Takes in the entries that were delivered to the consumer before, named in ARGV from `first` on.
 local function take_in(first)
   for i = first, #ARGV do
     local entry = ARGV[i]
     local owner = redis.call('XPENDING', stream, group, entry, entry, 1)[1]
-    if owner and owner[2] == consumer then
-      local found = redis.call('XRANGE', stream, entry, entry)[1]
-      if found then
-        -- A server at its memory limit takes no HSET as a script's first write, but any after this one.
-        redis.call('XCLAIM', stream, group, consumer, 0, entry, 'JUSTID')
-        take(entry, found[2])
-      else
-        redis.call('XACK', stream, group, entry) -- deleted or trimmed while it was pending
-      end
-    end
+    if owner and owner[2] == consumer then take_own(entry) end
   end
 end
