@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from chronosd.broker import consume
-from chronosd.broker.commands import Command
+from chronosd.broker.commands import BATCH, Command
 from chronosd.broker.consume import Again, Dead, Done, Fetched, Kept
 from chronosd.broker.keys import GROUP
 from chronosd.broker.message import Message
@@ -152,6 +152,29 @@ def test_the_unique_lock_goes_with_the_task_if_it_is_its_own(bench: Bench, end: 
     assert bool(bench.redis.exists(lock)) is not released
 
 
+@pytest.mark.parametrize("size", [5, 2_500])
+def test_lost_runs_among_others_are_named_and_none_of_theirs_is_touched(bench: Bench, size: int) -> None:
+    """All are acknowledged in one command, which tells no more than how many were pending."""
+    bench.group()
+    ids = [f"t{i}" for i in range(size)]
+    for start in range(0, size, BATCH):
+        bench.add(*ids[start : start + BATCH])
+    runs = bench.fetch(count=size)
+    recovered, retaken, trimmed = runs[0], runs[size // 2], runs[-1]
+    bench.run(consume.release(bench.queue, [(run.entry, run.task_id) for run in (recovered, retaken)]))
+    (again,) = bench.fetch("c2", count=1)
+    assert again.task_id == recovered.task_id
+    bench.redis.xdel(bench.queue.stream, trimmed.entry)  # and still pending
+    done = [Done(run.entry, run.task_id) for run in runs[:-1]]
+    assert bench.run(consume.complete(bench.queue, done)) == [recovered.entry, retaken.entry]
+    assert bench.done(trimmed) == []
+    found = bench.look()
+    found.check()
+    assert found.hashes.keys() == {recovered.task_id, retaken.task_id}
+    assert (found.active, found.waiting) == ({recovered.task_id: "c2"}, [retaken.task_id])
+    assert bench.redis.xpending(bench.queue.stream, GROUP)["pending"] == 1
+
+
 def test_a_kept_task_expires_after_its_retention_and_forgets_its_run(bench: Bench) -> None:
     run = bench.take("a", retention=90)
     bench.redis.hset(
@@ -160,7 +183,7 @@ def test_a_kept_task_expires_after_its_retention_and_forgets_its_run(bench: Benc
     message = bench.message("a", retention=90, completed_at=1_700_000_000, result=b'"done"')
     bench.run(consume.retain(bench.queue, [Kept(run.entry, message)]))
     assert bench.look().sets[State.COMPLETED]["a"] == pytest.approx(time.time() + 90, abs=5)
-    assert set(bench.hash()) == {"msg", "state", "enqueued_at", "nonce"}
+    assert set(bench.hash()) == {"msg", "state", "enqueued_at"}
     assert bench.stored().result == b'"done"'
 
 
