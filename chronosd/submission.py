@@ -183,7 +183,10 @@ class Drafter:
                 f"{name}: the arguments are {len(payload)} bytes long, at most {self.max_payload} are taken"
             )
         if unique is None or unique is False:
-            msg = encode_new(id_, name, keys.name, payload, retries, discard is True, kept_s, state)
+            own = task_id is None
+            msg = encode_new(
+                id_, name, keys.name, payload, retries, discard is True, kept_s, state, is_uuid=own
+            )
             new = NewTask(id_, msg, delay_ms, at_ms, nonce, trace=context)
             return Draft(new, name, keys, state, retries, kept_s)
         lock_ms = unique_ms_of(unique)
@@ -205,8 +208,11 @@ class Drafter:
             yield made
 
     def _of(self, task: Sequence[Any], id_: str, trace: str) -> Draft:
-        if type(task) is tuple and len(task) == 2:  # the usual, before any matching
-            return self.draft(task[0], task[1], _id=id_, _trace=trace)
+        if type(task) is tuple:  # the usual, before any matching
+            if len(task) == 2:
+                return self.draft(task[0], task[1], _id=id_, _trace=trace)
+            if len(task) == 3 and type(task[2]) is dict:
+                return self.draft(task[0], task[1], _id=id_, _trace=trace, **known_options(task[2]))
         match task:
             case (kind, args):
                 return self.draft(kind, args, _id=id_, _trace=trace)
@@ -238,17 +244,14 @@ def duplicate(draft: Draft, holder: Holder) -> DuplicateTask:
 
 def new_id() -> str:
     """A random UUID, version 4, as text; in less than half the time that the standard library takes."""
-    return _uuid(urandom(16).hex())
+    return next(_new_ids(1))
 
 
-def _new_ids() -> Iterator[str]:
+def _new_ids(at_once: int = _DRAWN_AT_ONCE) -> Iterator[str]:
     """Random ids for one call. Randomness is drawn for many at once, but none outlives the call: a process
     that is forked, or restored from a snapshot twice, must not give out the same ids as its twin."""
     while True:
-        drawn = urandom(16 * _DRAWN_AT_ONCE).hex()
-        for start in range(0, len(drawn), 32):
-            yield _uuid(drawn[start : start + 32])
-
-
-def _uuid(h: str) -> str:
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[h[16]]}{h[17:20]}-{h[20:]}"
+        drawn = urandom(16 * at_once).hex()
+        for i in range(0, len(drawn), 32):
+            h = drawn[i : i + 32]
+            yield f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[h[16]]}{h[17:20]}-{h[20:]}"

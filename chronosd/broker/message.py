@@ -155,11 +155,15 @@ def encode_new(
     no_archive: bool,
     retention: int,
     state: State,
+    *,
+    is_uuid: bool = False,
 ) -> bytes:
-    """What `encode` makes of a new task, faster: most of the text is the same for all of a kind."""
+    """What `encode` makes of a new task, faster: most of the text is the same for all of a kind.
+
+    ``is_uuid`` says that the id is one, so that nothing in it has to be escaped.
+    """
     head, middle, tail = _frame(kind, queue, max_retry, no_archive, retention, int(state))
-    safe = id_.replace("-", "")
-    id_text = id_.encode() if safe.isascii() and safe.isalnum() else go_escapes(orjson.dumps(id_))[1:-1]
+    id_text = id_.encode() if is_uuid else go_escapes(orjson.dumps(id_))[1:-1]
     return b"".join((head, id_text, middle, b2a_base64(payload, newline=False), tail))
 
 

@@ -7,13 +7,14 @@
 -- Returns  per task: 'pending' | 'scheduled' | 'repeat' (this very call was stored before) | 'conflict'
 --#include trace
 --#include store
-local prefix = ARGV[1]
-local out = {}
+local argv, prefix = ARGV, ARGV[1] -- locals: a global is looked up each time
+local out, n = {}, 0
 
-for i = 2, #ARGV, 5 do
-  local id, nonce = ARGV[i], ARGV[i + 1]
+for i = 2, #argv, 5 do
+  local id, nonce = argv[i], argv[i + 1]
   local key = prefix .. id
   local held, word = known(key, nonce)
-  out[#out + 1] = word or place(key, held, id, nonce, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
+  n = n + 1
+  out[n] = word or place(key, held, id, nonce, argv[i + 2], argv[i + 3], argv[i + 4])
 end
 return out

@@ -13,7 +13,7 @@ local prefix = ARGV[1]
 local out = {}
 
 for i = 2, #ARGV, 7 do
-  local id, nonce, mode, ms = ARGV[i], ARGV[i + 1], ARGV[i + 3], tonumber(ARGV[i + 4])
+  local id, nonce = ARGV[i], ARGV[i + 1]
   local lock, ttl = ARGV[i + 5], tonumber(ARGV[i + 6])
   local key, n = prefix .. id, #out
   local held, word = known(key, nonce)
@@ -24,7 +24,7 @@ for i = 2, #ARGV, 7 do
   end
   if not word then
     local wait = nil
-    word, wait = place(key, held, id, nonce, ARGV[i + 2], mode, ms)
+    word, wait = place(key, held, id, nonce, ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
     redis.call('HSET', key, 'unique_ttl', ttl)
     redis.call('SET', lock, id, 'PX', ttl + math.ceil(wait * 1000))
   end
