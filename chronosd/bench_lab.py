@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,24 +45,35 @@ class Lab:
         self.queue: QueueKeys = Namespace(NAMESPACE).queue(QUEUE)
 
     def __enter__(self) -> Self:
-        self.server.start()
-        self.client = Client(self.server.url, namespace=NAMESPACE, timeout=30)
-        self.runner = SyncRunner(self.server.url, timeout_s=30)
+        self._start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._stop()
+        self.tally.close()
+
+    def _start(self) -> None:
+        self.server.start()
+        self.client = Client(self.server.url, namespace=NAMESPACE, timeout=30)
+        self.runner = SyncRunner(self.server.url, timeout_s=30)
+
+    def _stop(self) -> None:
         self.client.close()
         self.runner.close()
-        self.server.stop()
-        self.tally.close()
+        self.server.kill()
 
     @property
     def socket_path(self) -> str:
         return self.server.url.removeprefix("unix://")
 
     def clear(self, count: int) -> None:
-        """Empties server and tally. Only while no daemon runs."""
-        self.runner.run(plain("FLUSHALL"))
+        """A new server, and an empty tally. Only while no daemon runs.
+
+        After a FLUSHALL the heap of the old one lies in pieces: the same tasks cost it 40 % more.
+        """
+        self._stop()
+        shutil.rmtree(self.server.state_dir)
+        self._start()
         self.tally.clear(count)
 
     def fill(self, count: int, kind: str, *, first: int = 0, queue: str = QUEUE) -> None:
