@@ -15,8 +15,12 @@ Layout, in native 64-bit cells (:class:`Cell` names the header's)::
     slots     capacity x SLOT_CELLS cells: sequence, state, entry ms, entry seq, queue, started,
               deadline, claimed
 
-The state of a task that has ended carries, above its low byte, the cell of the tally in which its end will be
-counted once Redis has it: should the worker die before it hears so, the supervisor counts in its place.
+A slot's state is a word. Its low byte is the :class:`SlotState`. The 32 bits above that are, for a task that
+has ended, the counter: the cell of the tally in which its end will be counted once Redis has it. Should the
+worker die before it hears so, the supervisor counts in its place. It must know whether the worker has, and no
+two cells change at once: so first the two bits above the counter say that the end is being counted, and
+whether the counter will be odd then, next the counter changes, and last the slot is freed. Only one end is
+counted at a time; whoever finds the two bits set sees by the counter on which side of its change they are.
 
 The worker is the only writer (but of `Cell.SERVER_CLOCK`). Within a slot the ids are stored before the state
 on a claim, and the state before anything else when the slot is freed, so every slot of a dead writer that is
@@ -42,6 +46,10 @@ HEADER_CELLS = 512
 SLOT_CELLS = 8
 _SEQUENCE, _STATE, _ENTRY_MS, _ENTRY_SEQ, _QUEUE, _STARTED, _DEADLINE, _CLAIMED = range(SLOT_CELLS)
 _READ_RETRIES = 100
+_COUNTER_BITS = (1 << 32) - 1
+_COUNTING_AT = 40
+_COUNTING = (2 << _COUNTING_AT, 3 << _COUNTING_AT)
+"""What says that a slot's end is being counted, by the parity that its counter will have."""
 
 
 class SlotState(IntEnum):
@@ -118,7 +126,9 @@ class Slot:
     deadline_ns: int
     """Monotonic instant at which its timeout ends; 0 for none."""
     counter: int = 0
-    """Cell of the tally in which its end will be counted; 0 for none."""
+    """Cell of the tally in which its end is counted; 0 for none."""
+    is_counted: bool = False
+    """Whether it has been, and only the slot is still to be freed."""
 
 
 class Board:
@@ -240,9 +250,23 @@ class Board:
         """It ended with any other outcome."""
         self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 4 | counter << 8
 
+    def counter(self, slot: int) -> int:
+        """The cell in which the end of the task in ``slot`` will be counted; 0 if it has not ended."""
+        return self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] >> 8
+
     def free(self, slot: int) -> None:
-        """The reply to its completion has arrived."""
-        self.cells[self._slots_at + slot * SLOT_CELLS + _STATE] = 0
+        """It is not this worker's any more; if it had ended, the reply has arrived, and the end is counted.
+
+        Wherever in between the worker dies, it can be seen whether that was counted.
+        """
+        cells, at = self.cells, self._slots_at + slot * SLOT_CELLS + _STATE
+        word = cells[at]
+        counter = word >> 8
+        if counter:
+            count = cells[counter] + 1
+            cells[at] = word | _COUNTING[count & 1]
+            cells[counter] = count
+        cells[at] = 0
 
     # -- the reader's side: the supervisor ------------------------------------------------------
 
@@ -271,12 +295,18 @@ class Board:
                 claimed_ns=cells[at + _CLAIMED],
                 started_ns=cells[at + _STARTED],
                 deadline_ns=cells[at + _DEADLINE],
-                counter=word >> 8,
+                counter=word >> 8 & _COUNTER_BITS,
+                is_counted=self._is_counted(word),
             )
             # An odd sequence with a state is a writer that died after the state was stored: whole.
             if cells[at] == sequence and cells[at + _STATE] == word:
                 return found
         return None
+
+    def _is_counted(self, word: int) -> bool:
+        counting, counter = word >> _COUNTING_AT, word >> 8 & _COUNTER_BITS
+        # a counter stands before the slots; elsewhere it is what no worker writes
+        return counting > 1 and counter < self._slots_at and self.cells[counter] & 1 == counting & 1
 
     @property
     def state(self) -> WorkerState:

@@ -3,7 +3,8 @@
 A worker counts the end of a task when Redis has it, in the same breath in which it frees the task's slot: a
 few stores into shared memory, and no message to anybody. The supervisor reads the tallies of the living
 whenever it likes, adds those of the dead to its own totals, and counts in their place what they had no time
-to count (:mod:`chronosd.supervisor.totals`). So no counter ever goes down while the daemon runs.
+to count (:mod:`chronosd.supervisor.totals`). So no counter ever goes down while the daemon runs; and
+as a board tells what was being counted when its worker died, no end is counted twice.
 
 Layout of the board's tally, in 64-bit cells::
 
@@ -106,7 +107,7 @@ class Tally:
         return row + _COUNTS + outcome
 
     def count(self, counter: int) -> None:
-        """Redis has the end of a task."""
+        """Redis has the end of an entry that has no slot; where there is one, the board counts."""
         self._cells[counter] += 1
 
     def instead(self, counter: int, end: int) -> int:

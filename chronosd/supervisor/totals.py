@@ -142,9 +142,10 @@ class Totals:
 
 
 def unheard_on(board: Board) -> Unheard:
-    """What a dead worker had ended and not heard of."""
+    """What a dead worker had ended and not heard of, or heard of and not counted."""
     found: Unheard = {}
     for slot in board.read():
-        if slot.counter and (end := tally.end_of(board, slot.counter)) is not None:
+        end = tally.end_of(board, slot.counter) if slot.counter and not slot.is_counted else None
+        if end is not None:
             found[slot.queue, slot.entry] = end
     return found

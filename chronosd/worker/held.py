@@ -107,27 +107,28 @@ class Held:
 
     def told(self, sending: Sending) -> None:
         """The reply to a command has arrived: its entries are counted, and off the board."""
-        pop, index, free, cells = self.runs.pop, sending.index, self.free, self.board.cells
+        pop, index, free, free_slots = self.runs.pop, sending.index, self.board.free, self.free_slots
         for entry in sending.entries:
             run = pop((index, entry), None)
             if run is not None:
-                if run.counter:
-                    cells[run.counter] += 1
                 free(run.slot)
+                free_slots.append(run.slot)
                 run.slot = -1
             elif self.unrun:
                 counter = self.unrun.pop((index, entry), 0)
                 if counter:
-                    cells[counter] += 1
+                    self.tally.count(counter)
 
     def recount(self, keys: Iterable[Key], end: End) -> None:
         """Something else has become of these than they were to be counted as."""
         for key in keys:
-            run = self.runs.get(key)
-            if run is not None and run.counter:
-                run.counter = self.tally.instead(run.counter, end)
-            elif key in self.unrun:
+            if key in self.unrun:
                 self.unrun[key] = self.tally.instead(self.unrun[key], end)
+            elif key in self.runs:
+                slot = self.runs[key].slot
+                counter = self.board.counter(slot)
+                if counter:  # else it goes back, and counts as nothing
+                    self.board.finish(slot, self.tally.instead(counter, end))
 
     def end_unrun(self, key: Key, kind: str, end: End) -> None:
         """An entry ends that never was a run here; counted when Redis has it."""

@@ -29,7 +29,6 @@ class Run:
         "cancelled",
         "checked_ns",
         "claimed_ns",
-        "counter",
         "crashes",
         "dropped",
         "entry",
@@ -68,8 +67,6 @@ class Run:
         self.claimed_ns = now_ns
         self.checked_ns = now_ns
         """When it was last known to be this worker's own."""
-        self.counter = 0
-        """Cell of the tally in which its end is counted once Redis has it; 0 while it has none."""
         self.started_ns = 0
         """When its handler was entered; 0 before."""
         self.task: Task[Any] | None = None

@@ -144,7 +144,7 @@ class Starter:
             self.solo = None
         held.wake.set()
         if run.dropped:
-            held.tally.count(held.tally.counter(run.queue, run.message.kind, End.LOST))
+            held.board.finish(run.slot, held.tally.counter(run.queue, run.message.kind, End.LOST))
             self._forget(run)
         elif outcome is None:
             held.release((run.queue, run.entry), run.message.id)
@@ -165,13 +165,11 @@ class Starter:
             board.cells[Cell.SUCCEEDED] += 1
             tally, slot, kind = self._held.tally, run.slot, run.message.kind
             counter = tally.ended(run.queue, kind, _SUCCEEDED, slot, run.started_ns, now_ns)
-            run.counter = counter
             if isinstance(move, Done):
                 board.succeed(slot, counter)
             elif isinstance(move, Dead):  # what follows it makes no sense
                 board.cells[Cell.ARCHIVED] += 1
-                run.counter = tally.instead(counter, End.ARCHIVED)
-                board.finish(slot, run.counter)
+                board.finish(slot, tally.instead(counter, End.ARCHIVED))
                 why = "" if move.message is None else move.message.last_err
                 _log.error("task archived", **facts_of(run, now_ns), error=why)
                 return
@@ -198,10 +196,8 @@ class Starter:
     def _tally(self, run: Run, end: int, now_ns: int) -> int:
         tally, kind = self._held.tally, run.message.kind
         if run.started_ns:
-            run.counter = tally.ended(run.queue, kind, end, run.slot, run.started_ns, now_ns)
-        else:  # its handler was not called
-            run.counter = tally.counter(run.queue, kind, end)
-        return run.counter
+            return tally.ended(run.queue, kind, end, run.slot, run.started_ns, now_ns)
+        return tally.counter(run.queue, kind, end)  # its handler was not called
 
     def cancel(self, run: Run) -> None:
         """Somebody has cancelled the task: its handler is cancelled, or not entered."""
@@ -216,8 +212,7 @@ class Starter:
         """A run is somebody else's: it is cancelled or not started, and its result dropped."""
         self._held.board.cells[Cell.LEASES_LOST] += 1
         _log.warning("lease lost", **facts_of(run))
-        if run.counter:  # ended already, and not told
-            self._held.tally.count(self._held.tally.instead(run.counter, End.LOST))
+        self._held.recount([(run.queue, run.entry)], End.LOST)  # if it has ended already
         if run in self.executor.running:
             self.executor.cancel(run, Cancelled.LOST)
             return

@@ -19,6 +19,7 @@ from chronosd.supervisor.totals import Totals
 from chronosd.supervisor.verdict import judge
 from chronosd.tally import Tally, cells_needed
 from tests.support.bench import Bench
+from tests.support.dying import dies_in
 
 KIND = "mail:send"
 
@@ -111,10 +112,27 @@ def test_what_it_had_counted_itself_is_counted_once(dead: DeadWorker) -> None:
     dead.end(0, End.SUCCEEDED)
     one = dead.runs[0]
     dead.bench.run(consume.complete(dead.bench.queue, [Done(one.entry, one.task_id)]))
-    dead.tally.count(dead.tally.counter(0, KIND, End.SUCCEEDED))  # the reply has come
-    dead.board.free(0)
+    dead.board.free(0)  # the reply has come
     dead.die()
     assert dead.counted() == {"succeeded": 1, "crashed": 1}
+
+
+@pytest.mark.parametrize(
+    "stores", [0, 1, 2], ids=["before the word", "before the count", "before the slot is free"]
+)
+def test_what_it_was_counting_when_it_died_is_counted_once(dead: DeadWorker, stores: int) -> None:
+    dead.hold(3)
+    for slot, how in enumerate((End.SUCCEEDED, End.RETRIED, End.SUCCEEDED)):
+        dead.end(slot, how)
+    one, two, _ = dead.runs
+    dead.bench.run(consume.complete(dead.bench.queue, [Done(one.entry, one.task_id)]))
+    dead.bench.run(
+        consume.retry(dead.bench.queue, [Again(two.entry, two.task_id, dead.bench.stored("t1"), 5.0)])
+    )
+    dead.board.free(0)
+    assert dies_in(dead.board, stores, lambda: dead.board.free(1))
+    dead.die()
+    assert dead.counted() == {"succeeded": 2, "retried": 1}
 
 
 def test_the_total_is_the_living_and_the_dead(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ BOARD_POINTS = tuple(
         "start:state",
         "succeed:state",
         "finish:state",
+        "count:state",
         "free:state",
     )
     for when in ("before", "after")
@@ -149,7 +150,8 @@ def _store(cell: int, value: int) -> str:
         case "sequence":
             return f"claim:sequence-{'odd' if value % 2 else 'even'}"
         case "state":
-            return f"{_TRANSITIONS[value & 0xFF]}:state"  # above it is what counts its end
+            # above the low byte is where its end is counted, and above that whether it is being counted
+            return "count:state" if value >> 40 else f"{_TRANSITIONS[value & 0xFF]}:state"
         case "started" | "deadline":
             return f"{'start' if value else 'claim'}:{name}"
         case _:

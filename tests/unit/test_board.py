@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from chronosd.board import HEADER_CELLS, SLOT_CELLS, Board, Cell, Slot, SlotState, WorkerState
+from tests.support.dying import dies_in
 from tests.support.waiting import at_most
 
 QUEUES = ("critical", "default", "löw")
@@ -61,6 +62,31 @@ def test_a_slot_tells_the_whole_life_of_a_task(board: Board) -> None:
     assert board.read() == [Slot(3, SlotState.CLAIMED, "1-0", "critical", 7000, 0, 0)]
     board.finish(3)
     assert board.read()[0].state is SlotState.FINISHING
+
+
+def test_a_slot_tells_where_its_end_is_counted_and_whether_it_has_been(tmp_path: Path) -> None:
+    """A reader may look between any two stores, at a worker that lives or at one that died there."""
+    board = Board.create(tmp_path / "board", 2, consumer="c", queues=["q"], tally_cells=4)
+    for counter in (board.tally_at, board.tally_at + 3, board.tally_at + 3):
+        before = board.cells[counter]
+        board.claim(1, b"1-1", 0, 1)
+        assert board.counter(1) == 0
+        board.succeed(1, counter)
+        assert board.counter(1) == counter
+        seen = []
+        for stores in range(3):
+            assert dies_in(board, stores, lambda: board.free(1))
+            slot = board.read_slot(1)
+            assert slot is not None
+            assert (slot.state, slot.counter) == (SlotState.SUCCEEDED, counter)
+            seen.append((slot.is_counted, board.cells[counter] - before))
+            board.succeed(1, counter)
+            board.cells[counter] = before
+        assert seen == [(False, 0), (False, 0), (True, 1)]
+        board.free(1)
+        assert board.read() == []
+        assert board.cells[counter] == before + 1
+    board.close()
 
 
 def test_the_largest_entry_id_of_a_stream_fits(board: Board) -> None:
@@ -187,6 +213,9 @@ def test_a_slot_with_what_no_worker_writes_counts_as_free(board: Board) -> None:
         assert board.read() == []
         board.cells[first + offset] = kept
     assert len(board.read()) == 1
+    for word in (4 | 2**39, 3 | (2**32 - 1) << 8 | 3 << 40, 3 | 2**62, 4 - (1 << 40)):
+        board.cells[first + 1] = word
+        assert not board.read()[0].is_counted
 
 
 class Stopping:
