@@ -62,7 +62,8 @@ class SlotState(IntEnum):
     SUCCEEDED = 3
     """Finished; nothing follows but the acknowledgement, so the supervisor can do it."""
     FINISHING = 4
-    """Finished with an outcome that only the worker knows (a result, a retry, a dead letter)."""
+    """Ended, also without having been run, in a way that only the worker knows (a result, a retry, a dead
+    letter)."""
 
 
 class WorkerState(IntEnum):

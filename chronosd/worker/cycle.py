@@ -197,7 +197,7 @@ class Composer:
         found: dict[int, list[bytes]] = {}
         later: list[Key] = []
         for key in dict.fromkeys(held.delivered):
-            if key in held.runs or key in self._intake.reading:
+            if held.holds(key) or key in self._intake.reading:
                 continue
             if key[0] in resting:
                 later.append(key)

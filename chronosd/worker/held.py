@@ -6,6 +6,7 @@ The parts of the worker share one of these. Everything here runs on the event lo
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
@@ -42,7 +43,9 @@ class Held:
         self.buffer: deque[Run] = deque()
         """Runs that wait to be started."""
         self.unrun: dict[Key, int] = {}
-        """Entries without a run that end here: the cells of the tally in which that will be counted."""
+        """Slots of entries that end here and never were runs, until the reply to their end has arrived."""
+        self.slotless: dict[Key, int] = {}
+        """Those without a slot: the cells of the tally in which their ends will be counted."""
         self.delivered: list[Key] = []
         """Entries that are ours, to be taken in by the next fetch."""
         self.newest = [b""] * len(queues)
@@ -114,25 +117,59 @@ class Held:
                 free(run.slot)
                 free_slots.append(run.slot)
                 run.slot = -1
-            elif self.unrun:
-                counter = self.unrun.pop((index, entry), 0)
-                if counter:
-                    self.tally.count(counter)
+            elif self.unrun or self.slotless:
+                self._told_unrun((index, entry))
+
+    def _told_unrun(self, key: Key) -> None:
+        slot = self.unrun.pop(key, None)
+        if slot is not None:
+            self.free(slot)
+        elif key in self.slotless:
+            self.tally.count(self.slotless.pop(key))
+
+    def refused(self, sending: Sending) -> None:
+        """A command has not been carried out: it is sent again.
+
+        What ends by it and never was a run leaves its slot to what can run. Else a queue that takes no dead
+        letters, and is full of what nobody can read, would fill the board and keep all others from running.
+        """
+        sending.resent = True
+        self.unsent.append(sending)
+        for key in [(sending.index, entry) for entry in sending.entries] if self.unrun else ():
+            slot = self.unrun.pop(key, None)
+            if slot is not None:
+                self.slotless[key] = self.board.counter(slot)
+                self.board.finish(slot)  # with no counter: to be freed and not counted
+                self.free(slot)
 
     def recount(self, keys: Iterable[Key], end: End) -> None:
         """Something else has become of these than they were to be counted as."""
         for key in keys:
-            if key in self.unrun:
-                self.unrun[key] = self.tally.instead(self.unrun[key], end)
-            elif key in self.runs:
-                slot = self.runs[key].slot
+            if key in self.slotless:
+                self.slotless[key] = self.tally.instead(self.slotless[key], end)
+            elif self.holds(key):
+                slot = self.unrun[key] if key in self.unrun else self.runs[key].slot
                 counter = self.board.counter(slot)
                 if counter:  # else it goes back, and counts as nothing
                     self.board.finish(slot, self.tally.instead(counter, end))
 
     def end_unrun(self, key: Key, kind: str, end: End) -> None:
-        """An entry ends that never was a run here; counted when Redis has it."""
-        self.unrun[key] = self.tally.counter(key[0], kind, end)
+        """An entry ends that never was a run here; counted when Redis has it.
+
+        Until then it has a slot, as a run has, so that the supervisor can count it for a worker that dies.
+        Where none is free it goes without one: such a death then leaves its end uncounted.
+        """
+        counter = self.tally.counter(key[0], kind, end)
+        slot = self.claim(key, time.monotonic_ns())
+        if slot < 0:
+            self.slotless[key] = counter
+        else:
+            self.board.finish(slot, counter)
+            self.unrun[key] = slot
+
+    def holds(self, key: Key) -> bool:
+        """Whether an entry is here already, as a run or on its way to its end."""
+        return key in self.runs or key in self.unrun or key in self.slotless
 
     def ending(self) -> set[Key]:
         """Entries whose end is under way, or that are about to be taken in."""

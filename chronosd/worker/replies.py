@@ -55,8 +55,7 @@ class Replies:
         self._sick = {sending.index for sending, result in pairs if isinstance(result, BrokerError)}
         for sending, result in zip(sendings, results, strict=False):
             if isinstance(result, BrokerError):
-                sending.resent = True
-                self._held.unsent.append(sending)
+                self._held.refused(sending)
                 self._troubles.sick(sending.index, result)
                 self._picker.report(sending.index, 1, 0)
                 self.reconnect |= result.trouble is Trouble.RECONNECT

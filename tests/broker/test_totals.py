@@ -12,12 +12,14 @@ from chronosd.broker import consume
 from chronosd.broker.consume import Again, Dead, Done, Fetched
 from chronosd.broker.settle import Policy
 from chronosd.metrics import LATENCY, LEASES_LOST, OTHER, PROCESSED, RECOVERED, RECOVERY_LATENCY, End
+from chronosd.states import State
 from chronosd.supervisor.process import Exit
 from chronosd.supervisor.recovery import Recovery
 from chronosd.supervisor.steps import Step
 from chronosd.supervisor.totals import Totals
 from chronosd.supervisor.verdict import judge
 from chronosd.tally import Tally, cells_needed
+from chronosd.worker.held import Held
 from tests.support.bench import Bench
 from tests.support.dying import dies_in
 
@@ -133,6 +135,25 @@ def test_what_it_was_counting_when_it_died_is_counted_once(dead: DeadWorker, sto
     assert dies_in(dead.board, stores, lambda: dead.board.free(1))
     dead.die()
     assert dead.counted() == {"succeeded": 2, "retried": 1}
+
+
+def test_what_ended_without_a_run_is_counted_if_redis_has_it_and_else_goes_back(dead: DeadWorker) -> None:
+    """What goes back is not charged: its handler was never entered."""
+    dead.hold(0)
+    dead.bench.add("t0", "t1")
+    held = Held(dead.board, [dead.bench.queue], dead.tally)
+    one, two = dead.bench.fetch("w", 2)
+    for run in (one, two):
+        held.end_unrun((0, run.entry), KIND, End.POSTPONED)
+    dead.bench.run(
+        consume.retry(dead.bench.queue, [Again(one.entry, one.task_id, dead.bench.stored("t0"), 5.0)])
+    )
+    dead.die()
+    assert dead.counted() == {"postponed": 1}
+    look = dead.bench.look()
+    assert (look.waiting, list(look.sets[State.RETRY])) == (["t1"], ["t0"])
+    assert (dead.bench.stored("t1").retried, "crashes" in dead.bench.hash("t1")) == (0, False)
+    assert dead.bench.hash("t1")["returned"] == "1"
 
 
 def test_the_total_is_the_living_and_the_dead(tmp_path: Path) -> None:

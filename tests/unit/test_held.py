@@ -19,7 +19,7 @@ from chronosd.broker.fates import Settled
 from chronosd.broker.keys import Namespace
 from chronosd.broker.message import Message
 from chronosd.handlers import make_handler
-from chronosd.metrics import PROCESSED, End
+from chronosd.metrics import OTHER, PROCESSED, End
 from chronosd.supervisor.totals import Totals, unheard_on
 from chronosd.tally import Tally, cells_needed
 from chronosd.worker.complete import Sending
@@ -66,6 +66,12 @@ class Worker:
         else:
             self.board.finish(run.slot, counter)
         return run.entry
+
+    def unrun(self, how: End = End.ARCHIVED) -> bytes:
+        """The same of an entry that was none."""
+        entry = self.entry()
+        self.held.end_unrun((0, entry), OTHER, how)
+        return entry
 
     def told(self, *entries: bytes) -> None:
         self.held.told(sending(*entries))
@@ -132,30 +138,75 @@ def test_of_many_ends_each_counts_once_wherever_the_worker_dies(make: Make) -> N
     while True:
         worker = make()
         ends = (End.SUCCEEDED, End.RETRIED, End.SUCCEEDED, End.ARCHIVED, End.SUCCEEDED)
-        entries = [worker.ended(how) for how in ends]
+        entries = [*map(worker.ended, ends), worker.unrun(), worker.unrun(End.POSTPONED)]
         worker.run()  # goes on
         if not dies_in(worker.board, deaths, lambda w=worker, e=entries: w.told(*e)):  # type: ignore[misc]
             break
-        assert worker.counted() == {"succeeded": 3, "retried": 1, "archived": 1}
+        assert worker.counted() == {"succeeded": 3, "retried": 1, "archived": 2, "postponed": 1}
         deaths += 1
-    assert deaths == 3 * 5
+    assert deaths == 3 * 7
     assert [slot.state for slot in worker.board.read()] == [SlotState.RUNNING]
 
 
-@pytest.mark.parametrize("stores", range(7))
+@pytest.mark.parametrize("how", [End.ARCHIVED, End.POSTPONED, End.DISCARDED])
+def test_what_ends_without_a_run_is_on_the_board_until_its_end_is_told(make: Make, how: End) -> None:
+    """A worker killed between the end of such a task in Redis and the reply never counted it."""
+    worker = make()
+    entry = worker.unrun(how)
+    (slot,) = worker.board.read()
+    assert (slot.entry, slot.state, slot.started_ns) == (entry.decode(), SlotState.FINISHING, 0)
+    assert worker.counted() == {how.label: 1}
+    worker.told(entry)
+    assert worker.board.read() == []
+    assert worker.counted() == {how.label: 1}
+    assert len(worker.held.free_slots) == SLOTS
+    worker.told(entry)
+    assert worker.counted() == {how.label: 1}
+
+
+def test_what_finds_no_free_slot_ends_all_the_same_and_counts_when_it_is_told(make: Make) -> None:
+    worker = make()
+    entries = [worker.unrun() for _ in range(SLOTS + 2)]
+    assert all(worker.held.holds((0, entry)) for entry in entries)
+    assert worker.counted() == {"archived": SLOTS}
+    worker.held.recount([(0, entries[-1])], End.LOST)
+    worker.told(*entries)
+    assert worker.counted() == {"archived": SLOTS + 1, "lost": 1}
+    assert worker.board.read() == []
+    assert not any(worker.held.holds((0, entry)) for entry in entries)
+
+
+def test_what_is_refused_and_was_never_a_run_leaves_its_slot_to_others(make: Make) -> None:
+    """A queue whose dead letters have no place must not keep all others from running."""
+    worker = make()
+    run, *entries = worker.ended(), worker.unrun(), worker.unrun()
+    refused = sending(run, *entries)
+    for _ in range(2):
+        worker.held.refused(refused)
+        assert [slot.entry for slot in worker.board.read()] == [run.decode()]
+        assert worker.counted() == {"succeeded": 1}
+    assert refused.resent
+    assert worker.held.unsent == [refused, refused]
+    worker.held.told(refused)
+    assert worker.counted() == {"succeeded": 1, "archived": 2}
+    assert len(worker.held.free_slots) == SLOTS
+
+
+@pytest.mark.parametrize("stores", range(11))
 def test_what_is_found_to_be_lost_counts_once_as_what_the_worker_came_to_know(
     make: Make, stores: int
 ) -> None:
     worker = make()
-    lost, kept = worker.ended(), worker.ended()
-    keys = [(0, lost), (0, worker.run().entry), (0, b"9-9")]
+    lost, unrun, kept = worker.ended(), worker.unrun(), worker.ended()
+    keys = [(0, lost), (0, unrun), (0, worker.run().entry), (0, b"9-9")]
 
     def settle() -> None:
         worker.held.recount(keys, End.LOST)
-        worker.told(lost, kept)
+        worker.told(lost, unrun, kept)
 
     assert dies_in(worker.board, stores, settle)
-    assert worker.counted() == ({"succeeded": 1, "lost": 1} if stores else {"succeeded": 2})
+    known = [{"succeeded": 2, "archived": 1}, {"succeeded": 1, "lost": 1, "archived": 1}]
+    assert worker.counted() == (known[stores] if stores < 2 else {"succeeded": 1, "lost": 2})
 
 
 @pytest.mark.parametrize("stores", range(6))
