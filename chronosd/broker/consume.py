@@ -300,11 +300,15 @@ def archive(queue: QueueKeys, runs: Sequence[Dead], *, taken: bool = True) -> Co
     return call(script("archive"), (queue.stream, queue.archived), args, _lost)
 
 
-def bury(queue: QueueKeys, entry: bytes, message: Message, follow: Sequence[Follow] = ()) -> Command[str]:
-    """Dead-letters an entry that names no task, as a record of its own: ``archived`` or ``lost``."""
+def bury(queue: QueueKeys, entry: bytes, message: Message, follow: Sequence[Follow] = ()) -> Command[Lost]:
+    """Dead-letters an entry that names no task, as a record of its own."""
+
+    def parse(reply: Any) -> Lost:
+        return [entry] if text(reply) == "lost" else []
+
     args = [GROUP, queue.task_prefix, entry, message.id, encode(message, State.ARCHIVED)]
     args += follow_words(follow)
-    return call(script("bury"), (queue.stream, queue.archived), args, text)
+    return call(script("bury"), (queue.stream, queue.archived), args, parse)
 
 
 def release(queue: QueueKeys, runs: Iterable[tuple[bytes, str]], *, counted_in: str = "") -> Command[Lost]:

@@ -123,8 +123,8 @@ def test_an_entry_that_names_no_task_is_told_as_such_and_can_be_buried(
     odd, sound = bench.fetch()
     assert (odd.task_id, odd.msg, sound.task_id) == ("", held, "a")
     record = consume.undecodable(bench.queue, odd.entry, odd.msg or b"")
-    assert bench.run(consume.bury(bench.queue, odd.entry, record)) == "archived"
-    assert bench.run(consume.bury(bench.queue, odd.entry, record)) == "lost"
+    assert bench.run(consume.bury(bench.queue, odd.entry, record)) == []
+    assert bench.run(consume.bury(bench.queue, odd.entry, record)) == [odd.entry]
     assert bench.look().sets[State.ARCHIVED].keys() == {record.id}
     stored = bench.stored(record.id)
     assert stored.kind == consume.UNDECODABLE_KIND
