@@ -51,24 +51,26 @@ class _Moves:
 
     def commands(
         self, queue: QueueKeys, dead_letters: DeadLetters | None, *, taken: bool
-    ) -> list[Command[Any]]:
-        found: list[Command[Any]] = []
+    ) -> list[tuple[Command[Any], list[bytes]]]:
+        """Each with the entries that it moves."""
+        found: list[tuple[Command[Any], list[bytes]]] = []
         if self.done:
-            found.append(complete(queue, self.done, taken=taken))
+            found.append((complete(queue, self.done, taken=taken), [one.entry for one in self.done]))
         if self.returned:
-            found.append(release(queue, self.returned, counted_in=Field.RETURNED))
+            command = release(queue, self.returned, counted_in=Field.RETURNED)
+            found.append((command, [entry for entry, _ in self.returned]))
         if self.restored:
-            found.append(release(queue, self.restored))
+            found.append((release(queue, self.restored), [entry for entry, _ in self.restored]))
         if self.again:
-            found.append(retry(queue, self.again, taken=taken))
+            found.append((retry(queue, self.again, taken=taken), [one.entry for one in self.again]))
         if self.dead:
             dead = self.dead
             if dead_letters is not None:
                 dead = [dead_letters.followed(one, queue) for one in dead]
-            found.append(archive(queue, dead, taken=taken))
+            found.append((archive(queue, dead, taken=taken), [one.entry for one in dead]))
         for entry, record in self.buried:
             follow = dead_letters.following(record, queue) if dead_letters is not None else ()
-            found.append(bury(queue, entry, record, follow))
+            found.append((bury(queue, entry, record, follow), [entry]))
         return found
 
 
@@ -147,38 +149,39 @@ def execute(
     bodies: dict[tuple[str, bytes], Any] = {}  # two queues may have equal entries
     for queue, row in long:  # one at a time: each may be as large as Redis allows
         (bodies[queue.name, row.entry],) = yield [body(queue, row.task_id or "")]
-    commands: list[Command[Any]] = []
-    owners: list[str] = []
-    parts: dict[str, Settled] = {}
+    decided: dict[tuple[str, bytes], Settled] = {}
+    made: list[tuple[str, Command[Any], list[bytes]]] = []
     for queue, rows in judged:
-        part = parts[queue.name] = Settled()
         begun, other = _Moves(), _Moves()
         for row, fate in rows:
             found = bodies.get((queue.name, row.entry), row.msg)
             if isinstance(found, BrokerError):
                 summary.errors[queue.name] = found
                 continue
-            part.moved[queue.name, text(row.entry)] = True
             moves = begun if row.sid == row.entry else other
-            _decide(queue, row._replace(msg=found), fate, death, policy, moves, part)
+            one = decided[queue.name, row.entry] = Settled()
+            _decide(queue, row._replace(msg=found), fate, death, policy, moves, one)
         follow = policy.dead_letters
-        made = begun.commands(queue, follow, taken=True) + other.commands(queue, follow, taken=False)
-        commands += made
-        owners += [queue.name] * len(made)
-    if not commands:
+        for command, entries in begun.commands(queue, follow, taken=True):
+            made.append((queue.name, command, entries))
+        for command, entries in other.commands(queue, follow, taken=False):
+            made.append((queue.name, command, entries))
+    if not made:
         return
-    results = yield commands
-    for name, result in zip(owners, results, strict=True):
+    results = yield [command for _, command, _ in made]
+    for (name, _, entries), result in zip(made, results, strict=True):
         if isinstance(result, BrokerError):
-            summary.errors[name] = result
-        elif isinstance(result, list):
-            parts[name].lost += len(result)
-            parts[name].moved.update(((name, text(entry)), False) for entry in result)
-    for name, part in parts.items():
-        if name not in summary.errors:  # else its entries are settled, and counted, by the next attempt
-            part.ends = [end for end in part.ends if part.moved[name, end.entry]]
-            part.by_queue[name] = sum(part.moved.values())
-            summary.add(part)
+            summary.errors[name] = result  # these are settled, and counted, by the next attempt
+            continue
+        lost = set(result)
+        summary.lost += len(lost)
+        summary.by_queue[name] = summary.by_queue.get(name, 0) + len(entries) - len(lost)
+        for entry in entries:
+            one = decided[name, entry]
+            one.moved[name, text(entry)] = entry not in lost
+            if entry in lost:
+                one.ends = []
+            summary.add(one)
 
 
 def _due_fate(row: Row, fate: Fate) -> Fate:

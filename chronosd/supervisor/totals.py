@@ -135,9 +135,12 @@ class Totals:
 
         An entry that is not pending for it any more, or that left while it was settled, had been carried out.
         """
-        for key in [key for key in unheard if key[0] not in settled.errors]:
+        for key in list(unheard):
+            is_moved = settled.moved.get(key)
+            if is_moved is None and key[0] in settled.errors:
+                continue  # not met, and perhaps not looked for
             kind, end = unheard.pop(key)
-            if not settled.moved.get(key, False):
+            if not is_moved:
                 self.add(PROCESSED, key[0], self._bounded(key[0], kind), end.label)
 
 

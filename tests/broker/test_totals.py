@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,14 +58,18 @@ class DeadWorker:
         else:
             self.board.finish(slot, counter)
 
-    def die(self) -> None:
-        """By SIGKILL; the supervisor settles it until nothing is left to do."""
+    def die(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """By SIGKILL; the supervisor settles it until nothing is left to do.
+
+        ``meanwhile`` is called after each round trip.
+        """
         self.totals.fold(self.board)
         verdict = judge(self.board.read(), Exit(None, 9), None, now_ns=time.monotonic_ns())
         self.recovery.add(consumer="w", queues=["q"], verdict=verdict, board=self.board)
         while self.recovery.open:
             self.step.advance(self.bench.runner, self.now)
             self.now += 1.0
+            meanwhile()
 
     def counted(self) -> dict[str, int]:
         found = {}
@@ -154,6 +159,25 @@ def test_what_ended_without_a_run_is_counted_if_redis_has_it_and_else_goes_back(
     assert (look.waiting, list(look.sets[State.RETRY])) == (["t1"], ["t0"])
     assert (dead.bench.stored("t1").retried, "crashes" in dead.bench.hash("t1")) == (0, False)
     assert dead.bench.hash("t1")["returned"] == "1"
+
+
+def test_what_is_settled_while_something_else_is_refused_is_counted_by_what_became_of_it(
+    dead: DeadWorker,
+) -> None:
+    """Dead letters had no place, and were settled when they had. What had been settled beside them was not
+    pending any more by then: what had gone back to run again was taken for ended, and a crash not counted."""
+    dead.hold(2)
+    dead.bench.add("spent", max_retry=0)
+    (spent,) = dead.bench.fetch("w", 1)
+    dead.board.claim(2, spent.entry, 0, time.monotonic_ns())
+    dead.board.start(2, time.monotonic_ns(), 0)
+    dead.end(0, End.RETRIED)
+    archived = dead.bench.queue.archived
+    dead.bench.redis.set(archived, "no sorted set")
+    dead.die(lambda: dead.bench.redis.delete(archived) if dead.step.troubles else None)
+    assert dead.counted() == {"crashed": 1, "archived": 1}
+    assert dead.bench.look().waiting == ["t0", "t1"]
+    assert dead.totals.values([]).counters[RECOVERED, ("q", "worker")] == 3
 
 
 def test_the_total_is_the_living_and_the_dead(tmp_path: Path) -> None:
