@@ -8,40 +8,25 @@ answer at all raises :class:`~chronosd.errors.BrokerUnavailable`.
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import hiredis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from chronosd.broker.addresses import remember
 from chronosd.broker.commands import Command, Steps
-from chronosd.broker.connect import Target, connection, parse, translate
-from chronosd.broker.replies import merge, missing_scripts, results_of, scripts_of, single, with_code
+from chronosd.broker.connect import Target, parse, translate
+from chronosd.broker.line import Line
+from chronosd.broker.replies import merge, missing_scripts, results_of, scripts_of, single
 from chronosd.broker.runner_async import AsyncRunner
-from chronosd.broker.sockets import Deadline
-from chronosd.broker.wire import ReplyError
 from chronosd.errors import BrokerUnavailable
 
 __all__ = ["AsyncRunner", "SyncRunner"]
 
 T = TypeVar("T")
-
-
-def _closed_meanwhile(link: Any) -> bool:
-    """Whether something came while nothing was asked: the end of the connection, mostly.
-
-    Looked for before a write, since a write into a closed connection succeeds and leaves it in doubt.
-    """
-    poll = select.poll()
-    try:
-        poll.register(link._sock.fileno(), select.POLLIN)
-    except (AttributeError, ValueError, OSError):  # no socket any more
-        return True
-    return bool(poll.poll(0))
 
 
 class SyncRunner:
@@ -70,7 +55,7 @@ class SyncRunner:
         if address:
             remember(self.target.host, self.target.port, [address])
         self._client_name = client_name
-        self._idle: deque[tuple[Any, Deadline]] = deque()  # its pop and append are atomic
+        self._idle: deque[Line] = deque()  # its pop and append are atomic
         self._pid = os.getpid()
 
     def run(self, command: Command[T], *, timeout_s: float | None = None) -> T:
@@ -88,19 +73,19 @@ class SyncRunner:
         if not commands:
             return []
         at = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-        link, deadline, fresh = self._borrow()
-        deadline.at = at
+        line, fresh = self._borrow()
+        line.deadline.at = at
         try:
-            return self._converse(link, deadline, commands)
+            return self._converse(line, commands)
         except BrokerUnavailable as error:
             if fresh or time.monotonic() >= at or not all(c.repeatable for c in commands):
                 raise
             in_doubt = error.maybe_enqueued
         self.close()  # its siblings lay idle as long
-        link, deadline, _ = self._borrow()
-        deadline.at = at
+        line, _ = self._borrow()
+        line.deadline.at = at
         try:
-            return self._converse(link, deadline, commands)
+            return self._converse(line, commands)
         except BrokerUnavailable as error:
             error.maybe_enqueued = error.maybe_enqueued or in_doubt
             raise
@@ -115,26 +100,26 @@ class SyncRunner:
         Raises BrokerUnavailable; what has no result by then is in doubt.
         """
         timeout = self.timeout_s if timeout_s is None else timeout_s
-        link, deadline, _ = self._borrow()
+        line, _ = self._borrow()
         waiting: deque[Command[Any]] = deque()
         try:
             for command in commands:
-                deadline.at = time.monotonic() + timeout
-                link.connect()
-                link.send_packed_command([hiredis.pack_command(command.words)], check_health=False)
+                line.deadline.at = time.monotonic() + timeout
+                line.connect()
+                line.send(hiredis.pack_command(command.words))
                 waiting.append(command)
                 if len(waiting) > 1:
-                    yield from results_of([waiting.popleft()], [self._reply(link)])
+                    yield from results_of([waiting.popleft()], [line.receive()])
             while waiting:
-                deadline.at = time.monotonic() + timeout
-                yield from results_of([waiting.popleft()], [self._reply(link)])
+                line.deadline.at = time.monotonic() + timeout
+                yield from results_of([waiting.popleft()], [line.receive()])
         except (RedisError, OSError) as error:
-            link.disconnect()
+            line.close()
             raise translate(error, self.target, in_doubt=bool(waiting)) from error
         except BaseException:
-            link.disconnect()  # a reply may still be on its way: nobody else must read it
+            line.close()  # a reply may still be on its way: nobody else must read it
             raise
-        self._idle.append((link, deadline))
+        self._idle.append(line)
 
     def drive(self, steps: Steps[T]) -> T:
         """Runs a procedure to its end, one round trip per step.
@@ -153,59 +138,48 @@ class SyncRunner:
         """Closes idle connections; the runner can be used again."""
         while self._idle:
             try:
-                link, _ = self._idle.pop()
+                line = self._idle.pop()
             except IndexError:
                 return
-            link.disconnect()
+            line.close()
 
-    def _borrow(self) -> tuple[Any, Deadline, bool]:
+    def _borrow(self) -> tuple[Line, bool]:
+        """A connection, and whether it is a new one."""
         if self._pid != os.getpid():
             # Forked: the sockets are the parent's too. redis-py closes them without a shutdown here.
             self.close()
             self._pid = os.getpid()
         while True:
             try:
-                link, deadline = self._idle.pop()
+                line = self._idle.pop()
             except IndexError:
-                deadline = Deadline()
-                link = connection(self.target, deadline, address=self._address, client_name=self._client_name)
-                return link, deadline, True
-            if not _closed_meanwhile(link):
-                return link, deadline, False
-            link.disconnect()
+                return Line(self.target, address=self._address, client_name=self._client_name), True
+            if not line.is_closed():
+                return line, False
+            line.close()
 
-    def _converse(self, link: Any, deadline: Deadline, commands: Sequence[Command[Any]]) -> list[Any]:
+    def _converse(self, line: Line, commands: Sequence[Command[Any]]) -> list[Any]:
         sent = False
         try:
-            link.connect()
+            line.connect()
             sent = True
-            replies = self._exchange(link, [c.words for c in commands])
+            replies = self._exchange(line, [c.words for c in commands])
             missing = missing_scripts(commands, replies)
             if missing:
                 scripts = scripts_of(commands, missing)
                 again = [("SCRIPT", "LOAD", s.source) for s in scripts]
                 again += [commands[i].words for i in missing]
-                merge(commands, replies, missing, self._exchange(link, again))
+                merge(commands, replies, missing, self._exchange(line, again))
         except (RedisError, OSError) as error:
-            link.disconnect()
+            line.close()
             raise translate(error, self.target, in_doubt=sent) from error
         except BaseException:
-            link.disconnect()  # a reply may still be on its way: nobody else must read it
+            line.close()  # a reply may still be on its way: nobody else must read it
             raise
-        self._idle.append((link, deadline))
+        self._idle.append(line)
         return results_of(commands, replies)
 
     @staticmethod
-    def _exchange(link: Any, batch: Sequence[tuple[Any, ...]]) -> list[Any]:
-        packed = bytearray()
-        for words in batch:
-            packed += hiredis.pack_command(words)
-        link.send_packed_command([bytes(packed)], check_health=False)
-        return [SyncRunner._reply(link) for _ in batch]
-
-    @staticmethod
-    def _reply(link: Any) -> Any:
-        try:
-            return link.read_response()
-        except ResponseError as error:
-            return ReplyError(with_code(error))
+    def _exchange(line: Line, batch: Sequence[tuple[Any, ...]]) -> list[Any]:
+        line.send(b"".join([hiredis.pack_command(words) for words in batch]))
+        return [line.receive() for _ in batch]

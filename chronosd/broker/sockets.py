@@ -27,29 +27,29 @@ class Deadline:
 
 
 class _DeadlineSocket:
-    """A socket whose every wait ends at the deadline; what else redis-py asks of it goes to the real one."""
+    """A ``real`` socket whose every wait ends at the deadline; what else is asked of it goes there."""
 
     def __init__(self, real: socket.socket, deadline: Deadline) -> None:
-        self._real = real
+        self.real = real
         self._deadline = deadline
 
     def recv_into(self, *args: Any) -> int:
-        self._real.settimeout(self._deadline.left())
-        return self._real.recv_into(*args)
+        self.real.settimeout(self._deadline.left())
+        return self.real.recv_into(*args)
 
     def recv(self, *args: Any) -> bytes:
-        self._real.settimeout(self._deadline.left())
-        return self._real.recv(*args)
+        self.real.settimeout(self._deadline.left())
+        return self.real.recv(*args)
 
     def sendall(self, data: Any) -> None:
-        self._real.settimeout(self._deadline.left())
-        self._real.sendall(data)
+        self.real.settimeout(self._deadline.left())
+        self.real.sendall(data)
 
     def settimeout(self, _: float | None) -> None:
         """redis-py's own timeouts, per read, are superseded."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
+        return getattr(self.real, name)
 
 
 class _Bounded(Protocol):

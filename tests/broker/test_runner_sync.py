@@ -107,8 +107,7 @@ def test_a_connection_that_was_closed_while_it_lay_idle_is_replaced_before_anyth
     bench: Bench, repeatable: bool
 ) -> None:
     assert bench.run(counting(bench, repeatable=repeatable)) == 1
-    (link, _) = bench.runner._idle[-1]
-    link._sock.shutdown(2)
+    bench.runner._idle[-1]._socket.shutdown(2)
     assert bench.run(counting(bench, repeatable=repeatable)) == 2
 
 
@@ -116,7 +115,7 @@ class _Blind:
     """A connection whose end is not noticed before it is written to, as over a network."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chronosd.broker.runner._closed_meanwhile", lambda link: False)
+        monkeypatch.setattr("chronosd.broker.line.Line.is_closed", lambda line: False)
 
 
 def test_only_what_may_be_repeated_is_sent_again_over_a_new_connection(
