@@ -5,6 +5,7 @@ A few seconds in the default run; ``CHRONOSD_TEST_SCRAPE_S=600`` makes it ten mi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -86,7 +87,10 @@ def test_counters_never_go_down_and_add_up_to_what_redis_has(
         workers = one.children("worker")
         if time.monotonic() < kill_at or not workers or not queue.pending():
             continue  # only who holds something leaves something to be recovered
-        os.kill(dice.choice(workers).pid, signal.SIGKILL)
+        try:
+            os.kill(dice.choice(workers).pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # replaced meanwhile
         kills, kill_at = kills + 1, time.monotonic() + 0.4
         if kills % 7 == 3:
             one.send(signal.SIGHUP)
@@ -94,7 +98,8 @@ def test_counters_never_go_down_and_add_up_to_what_redis_has(
             one.send(signal.SIGUSR2)
         elif kills % 7 == 6:
             for child in one.children("web"):
-                os.kill(child.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
     wait_until(lambda: queue.unfinished() + low.unfinished() == 0, timeout_s=60, what="all tasks ended")
     in_redis = {
         "succeeded": queue.size(State.COMPLETED),

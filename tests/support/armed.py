@@ -235,20 +235,35 @@ def _watch_board() -> None:
 
     _replace(Board, "claim", claimed)
     _replace(Board, "succeed", succeeded)
-    fetch = consume.fetch
+    fetch, arrivals = consume.fetch, consume.arrivals
+
+    def took(queue: Any, delivery: consume.Delivery) -> None:
+        for task in delivery.tasks:
+            events.write("took", text(task.entry), queue.name, task.task_id)
 
     def told(queue: Any, *args: Any, **options: Any) -> Command[consume.Delivery]:
         command = fetch(queue, *args, **options)
 
         def parse(reply: Any) -> consume.Delivery:
             delivery = command.parse(reply)
-            for task in delivery.tasks:
-                events.write("took", text(task.entry), queue.name, task.task_id)
+            took(queue, delivery)
             return delivery
 
         return replace(command, parse=parse)
 
+    def arrived(queues: Any, *args: Any) -> Command[consume.Arrivals]:
+        command = arrivals(queues, *args)
+
+        def parse(reply: Any) -> consume.Arrivals:
+            found = command.parse(reply)
+            for queue, delivery in zip(queues, found.deliveries, strict=True):
+                took(queue, delivery)
+            return found
+
+        return replace(command, parse=parse)
+
     _replace(consume, "fetch", told)
+    _replace(consume, "arrivals", arrived)
 
 
 def _watch_runners() -> None:
@@ -264,12 +279,12 @@ def _watch_runners() -> None:
             die(point)
         return replies
 
-    def sync(runner: SyncRunner, link: Any, deadline: Any, commands: Sequence[Command[Any]]) -> list[Any]:
+    def sync(runner: SyncRunner, line: Any, commands: Sequence[Command[Any]]) -> list[Any]:
         names = _names(commands)
         if point := _due("supervisor", names, PHASES[:-1]):
-            link.connect()
-            die_sending(point, link._sock.fileno(), _packed(commands))
-        replies = converse_sync(runner, link, deadline, commands)
+            line.connect()
+            die_sending(point, line._socket.fileno(), _packed(commands))
+        replies = converse_sync(runner, line, commands)
         if point := _due("supervisor", names, PHASES[-1:]):
             die(point)
         return replies
