@@ -76,6 +76,7 @@ def _incarnations(daemon: Daemon) -> list[str]:
     return list(dict.fromkeys(consumer.rpartition("-")[0] + "-" for consumer in consumers))
 
 
+@pytest.mark.timeout(120 + 10 * ROUNDS)
 def test_a_kill_during_the_hand_back_neither_loses_nor_multiplies_tasks(
     daemon: MakeDaemon, client: Client, queue: QueueView
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_kill_during_the_hand_back_neither_loses_nor_multiplies_tasks(
     assert queue.owners() == {}
 
 
+@pytest.mark.timeout(120 + 10 * ROUNDS)
 def test_kills_stops_and_restarts_in_any_order_lose_and_archive_nothing(
     daemon: MakeDaemon, client: Client, queue: QueueView
 ) -> None:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis as redis_py
 
 from chronosd import Client
@@ -50,6 +51,7 @@ def retried(redis: redis_py.Redis, namespace: str) -> int:
     return charged
 
 
+@pytest.mark.timeout(SECONDS + 120)
 def test_counters_never_go_down_and_add_up_to_what_redis_has(
     daemon: Callable[..., Daemon], client: Client, queue: QueueView, redis: redis_py.Redis, namespace: str
 ) -> None:
