@@ -73,6 +73,7 @@ LISTINGS: list[tuple[str, ...]] = [
 ]
 
 
+@pytest.mark.timeout(120 + MANY / 1000)
 def test_n145_no_listing_asks_for_everything_or_stops_the_server(
     crowded: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

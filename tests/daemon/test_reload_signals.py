@@ -44,6 +44,7 @@ def catches(pid: int, signum: int) -> bool:
     return bool(caught & 1 << signum - 1)
 
 
+@pytest.mark.timeout(120 + 10 * ROUNDS)
 def test_a_hup_at_any_moment_after_it_is_caught_neither_kills_nor_is_lost(daemon: MakeDaemon) -> None:
     """dramatiq #441: SIGHUP right after the start killed the supervisor and orphaned its workers."""
     one = daemon(workers=2)

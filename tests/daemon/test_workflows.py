@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
+import pytest
 import redis as redis_py
 
 from chronosd import Chain, Client, Group
@@ -83,6 +84,7 @@ def five_steps(chain: int) -> Chain:
     return begin.then_group(group).then("add_one").then("last")
 
 
+@pytest.mark.timeout(120 + CHAINS / 10)
 def test_every_chain_ends_once_though_workers_are_killed_all_the_time(
     daemon: MakeDaemon, client: Client, queue: QueueView, redis: redis_py.Redis, namespace: str
 ) -> None:
