@@ -12,8 +12,8 @@ work at the same time.
 ``fetch`` is the loop, ``cycle`` what a round trip carries, ``replies`` what comes of it, ``main`` the
 process. What they share, the runs and all that waits, is ``held``. On its way a task meets ``pick`` (which
 queue to ask for how much) and ``pace`` (how far ahead) or ``blocking`` (waiting for any), ``intake`` (from
-an entry to a ``run`` in the buffer), ``starter`` (when it starts), ``execute`` and ``threads`` (its
-handler, and what that does as an outcome), and ``complete`` (the outcome as a move). ``doubt`` asks what is
-still owned after trouble; ``trouble`` says how long Redis, or one queue of it, is left alone; ``suspended``
-where handlers are that no stack shows.
+an entry to a ``run`` in the buffer), ``starter`` (when it starts) with ``patience`` (how long it waits to run
+alone), ``execute`` and ``threads`` (its handler, and what that does as an outcome), and ``complete`` (the
+outcome as a move). ``doubt`` asks what is still owned after trouble; ``trouble`` says how long Redis, or one
+queue of it, is left alone; ``suspended`` where handlers are that no stack shows.
 """

@@ -329,6 +329,7 @@ class Fetcher:
         if held.buffer and time.monotonic_ns() - held.buffer[0].claimed_ns > HOARD_S * 1e9:
             self._pace.falter()
             self._starter.hand_back()
+            self._starter.put_off_solo()
 
     def _may_block(self) -> bool:
         return (

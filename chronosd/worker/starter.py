@@ -15,6 +15,7 @@ from chronosd.trace import trace_id
 from chronosd.worker.complete import Move, conclude, counted_as
 from chronosd.worker.execute import CANCELLED, Executor
 from chronosd.worker.held import Held
+from chronosd.worker.patience import Patience
 from chronosd.worker.run import Cancelled, Run
 
 _log = log.get_logger("chronosd.worker")
@@ -41,6 +42,8 @@ class Starter:
         self._is_verbose = log.enabled("debug")
         self.solo: Run | None = None
         """The run that is, or is to be, alone."""
+        self._solo_at = 0.0  # when it began to wait for that
+        self._patience = Patience()
         self.is_doubtful = False
         """Leases have to be looked at before anything is started."""
         self.fresh: list[Run] = []
@@ -74,6 +77,8 @@ class Starter:
                 if self.solo is not None:
                     if self.active:
                         return
+                    now = time.monotonic()
+                    self._patience.started(buffer[0].message.id, now - self._solo_at, now)
                 elif buffer[0].crashes >= self._alone_from:
                     self._isolate(buffer[0])
                     continue
@@ -86,8 +91,33 @@ class Starter:
 
     def _isolate(self, run: Run) -> None:
         """A task that has taken workers down runs alone: nobody else shall pay for it again."""
-        self.solo = run
+        now = time.monotonic()
+        rest_s = self._patience.rest_s(now) if self.active else 0.0
+        if rest_s:
+            self._put_off(run, rest_s)
+            return
+        self.solo, self._solo_at = run, now
         self.hand_back()
+
+    def put_off_solo(self) -> None:
+        """The run that is to be alone is put off if the others have not ended in time."""
+        run, now = self.solo, time.monotonic()
+        if run is None or run not in self._held.buffer or not self.active:
+            return  # none, or it runs, or it starts as soon as its lease has been looked at
+        waited_s = now - self._solo_at
+        if waited_s >= self._patience.wait_s(run.message.id):
+            self.solo = None
+            self._put_off(run, self._patience.in_vain(run.message.id, now), waited_s)
+
+    def _put_off(self, run: Run, delay_s: float, waited_s: float = 0.0) -> None:
+        """Uncharged, and counted as nothing: it has not begun. Its crashes stay with it, in its hash."""
+        held = self._held
+        held.buffer.remove(run)
+        held.outboxes[run.queue].add(Again(run.entry, run.message.id, run.message, delay_s))
+        held.wake.set()
+        say = _log.warning if waited_s else _log.debug
+        facts = {"crashes": run.crashes, "running": self.active, "waited_s": round(waited_s, 3)}
+        say("task put off, it is to run alone", **facts_of(run), delay_s=round(delay_s, 3), **facts)
 
     def hand_back(self) -> None:
         """What is buffered and not started goes back, uncharged; only a run that is to be alone stays."""

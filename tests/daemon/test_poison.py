@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.support.queue_view import QueueView
 from tests.support.waiting import wait_until
 
 SOURCE = """
-import ctypes, os, signal, time
+import asyncio, ctypes, os, signal, time
 from chronosd import Task
 from tests.support.ledger import Ledger
 
@@ -36,13 +37,19 @@ def in_thread_later(task: Task[dict]) -> None:
 async def oom(task: Task[dict]) -> None:
     ledger.write("start", task.id, task.attempt)
     os.kill(os.getpid(), signal.SIGKILL)
+
+async def lasts(task: Task[dict]) -> None:
+    with ledger.run(task.id, task.attempt):
+        while not os.path.exists("ended"):
+            await asyncio.sleep(0.01)
 """
+PUT_OFF = "task put off, it is to run alone"
 CONFIG = {
     "workers": 2,
     "concurrency": 20,
     "retry": {"base": "100ms", "cap": "200ms"},
     "handlers": {
-        **{kind: f"handlers:{kind}" for kind in ("segfault", "in_thread", "in_thread_later", "oom")},
+        **{kind: f"handlers:{kind}" for kind in ("segfault", "in_thread", "in_thread_later", "oom", "lasts")},
         **{kind: f"tests.support.jobs:{kind}" for kind in ("count", "block")},
     },
 }
@@ -120,4 +127,40 @@ def test_a_coroutine_that_a_crashing_thread_interrupts_is_not_taken_for_the_culp
     assert queue.ids(State.ARCHIVED) == {poison}
     assert one.ledger.ends()[innocent] == 1
     assert one.ledger.starts()[poison] == 3, "every crash was charged to it"
+    assert one.stop() == 0
+
+
+def test_a_task_that_is_to_run_alone_is_put_off_beside_one_that_lasts_and_keeps_its_crashes(
+    daemon: Callable[..., Daemon], client: Client, queue: QueueView
+) -> None:
+    """The worker fetched nothing until all it ran had ended: beside a handler of many minutes it stood idle
+    for as long, and with one such task per worker the whole daemon did."""
+    hasty = SOURCE + "from chronosd.worker import patience\npatience.SOLO_WAIT_S = 0.2\n"
+    one = daemon(handlers=hasty, config=CONFIG | {"workers": 1}).start()
+    lasting = client.enqueue("lasts", {}).id
+    wait_until(lambda: one.ledger.starts()[lasting] == 1, what="the task that lasts")
+    poison = client.enqueue("segfault", {}).id
+
+    def put_off(times: int) -> list[dict[str, Any]]:
+        lines = [r for r in one.log_records(PUT_OFF) if r["waited_s"]]
+        return lines if len(lines) >= times else []
+
+    for times in (1, 2, 3):
+        wait_until(lambda: put_off(times), what=f"{PUT_OFF}:\n{one.log_tail()}")  # noqa: B023
+        ids = {info.id for info in client.enqueue_many([("count", {})] * 30)}
+        wait_until(lambda: ids <= set(one.ledger.ends()), what=f"its others:\n{one.log_tail()}")  # noqa: B023
+    assert one.ledger.starts()[poison] == 2
+    lines = put_off(3)
+    assert {(line["task_id"], line["attempt"], line["crashes"]) for line in lines} == {(poison, 3, 2)}
+    assert [line["delay_s"] for line in lines[:3]] == [0.2, 0.4, 0.8]
+    (one.directory / "ended").touch()
+    queue.wait_finished(timeout_s=60, what=f"of all:\n{one.log_tail()}")
+    assert queue.ids(State.ARCHIVED) == {poison}
+    assert one.ledger.starts()[poison] == 3
+    assert [e.attempt for e in one.ledger.entries("start") if e.id == poison] == [1, 2, 3]
+    evidence = json.loads(queue.field(poison, "evidence") or b"[]")
+    assert [death["signal"] for death in evidence] == [11, 11, 11]
+    wait_until(lambda: len(one.log_records("worker died")) == 3, what=f"three deaths:\n{one.log_tail()}")
+    assert one.log_records("worker died")[-1]["tasks"]["running"] == 1, "the last time it ran alone"
+    assert one.ledger.ends()[lasting] == 1
     assert one.stop() == 0
