@@ -125,6 +125,6 @@ FAMILIES: Sequence[Family] = (
     Family(TRIMMED, "counter", ("queue", "state"), "Ended tasks deleted to stay within a count limit."),
     Family(LEADER, "gauge", ("schedule",), "1 for a schedule that this daemon has the lease of."),
     Family(LAST_FIRED, "gauge", ("schedule",), "Unix time for which a schedule last fired."),
-    Family(REDIS_UP, "gauge", (), "1 while the supervisor has a connection to Redis."),
+    Family(REDIS_UP, "gauge", (), "1 while Redis is there and takes writes."),
 )
 """In the order in which they are served."""

@@ -60,6 +60,14 @@ def classify(message: str) -> BrokerError:
     return BrokerRefused(message, trouble=trouble)
 
 
+_NO_WRITES = re.compile(r"-?(OOM|MISCONF|READONLY|NOREPLICAS)\b")
+
+
+def refuses_writes(error: BrokerError) -> bool:
+    """Whether a command, not a script, met a server that takes no writes at present, whatever they are of."""
+    return _NO_WRITES.match(str(error)) is not None
+
+
 _CLASSES: tuple[tuple[type[RedisError], str], ...] = (
     (BusyLoadingError, "LOADING"),
     (NoScriptError, "NOSCRIPT"),

@@ -42,11 +42,21 @@ def ask_daemon(config_file: str | None) -> tuple[dict[str, Any] | None, list[Fin
 def daemon_findings(answer: Mapping[str, Any], name_of: NameOf) -> list[Finding]:
     """What a daemon's measures tell."""
     found: list[Finding] = []
+    why = answer["redis"]["error"]
     if not answer["redis"]["reached"]:
-        why = answer["redis"]["error"] or "no answer"
         found.append(
             Finding(
-                "daemon-without-redis", f"the daemon cannot reach Redis: {why}", "it tries again by itself"
+                "daemon-without-redis",
+                f"the daemon cannot reach Redis: {why or 'no answer'}",
+                "it tries again by itself",
+            )
+        )
+    elif why:
+        found.append(
+            Finding(
+                "daemon-refused",
+                f"Redis takes no writes from the daemon: {why}",
+                "mend the server, see also what else is found; the daemon goes on by itself",
             )
         )
     found += [

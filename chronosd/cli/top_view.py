@@ -123,10 +123,12 @@ def _head(sample: Sample, pace: Pace) -> list[RenderableType]:
 def _redis(sample: Sample) -> list[Text]:
     if sample.redis_error:
         return [_line((f"redis: {shown(sample.redis_error)}", "red"))]
-    if sample.daemon is not None and not sample.daemon["redis"]["reached"]:
-        why = sample.daemon["redis"]["error"] or "away"
-        return [_line((f"the daemon has no redis: {shown(why)}", "red"))]
-    return []
+    if sample.daemon is None:
+        return []
+    why = sample.daemon["redis"]["error"]
+    if not sample.daemon["redis"]["reached"]:
+        return [_line((f"the daemon has no redis: {shown(why or 'away')}", "red"))]
+    return [_line((f"redis takes no writes: {shown(why)}", "red"))] if why else []
 
 
 def _line(*parts: tuple[str, str]) -> Text:

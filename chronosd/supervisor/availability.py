@@ -67,6 +67,7 @@ class Availability:
         self.runner: SyncRunner | None = None
         """Usable while Redis is there, else None."""
         self.away_since: float | None = time.monotonic()
+        """None while there is a connection that has proved to be of use."""
         self.can_answer: Callable[[], bool] = lambda: True
         """Whether to ask at all; an embedded server that is being started would only refuse."""
         self.is_new = False
@@ -156,9 +157,7 @@ class Availability:
             address=text,
             client_name="chronosd-supervisor",
         )
-        if self.away_since is not None:
-            log.info("redis reached", url=masked(self._url), after_s=round(now - self.away_since, 3))
-        self.away_since, self.error, self.is_new = None, "", True
+        self.is_new = True
 
     def _failed(self, error: str, now: float) -> None:
         if error != self.error:
@@ -173,12 +172,16 @@ class Availability:
         if self.runner is not None:
             self.runner.close()
             self.runner = None
-            self.away_since = now
+            if self.away_since is None:
+                self.away_since = now
         self._failed(str(error), now)
 
-    def proved(self) -> None:
-        """A call has succeeded: the next outage starts with short delays again."""
-        self._failures = 0
+    def proved(self, now: float) -> None:
+        """The connection is of use: the next outage starts with short delays again. Until then each loss
+        makes them longer: a server that has become a replica lets everybody in, and takes no writes."""
+        if self.away_since is not None:
+            log.info("redis reached", url=masked(self._url), after_s=round(now - self.away_since, 3))
+        self.away_since, self.error, self._failures = None, "", 0
 
     def abandon(self) -> None:
         """In a child: closes the parent's descriptors without a word to the server or the probe."""

@@ -1,7 +1,8 @@
 """What has to be in Redis before anything can be fetched, and what must be known of the server.
 
 Looked after once a second, because the groups can vanish under a running daemon (FLUSHALL, a failover to an
-empty replica), and because a jump of the server's clock makes every entry look abandoned.
+empty replica), because a jump of the server's clock makes every entry look abandoned, and because a server
+may answer and refuse what is to be written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from chronosd.broker import consume, enqueue, server
 from chronosd.broker.commands import Command, Steps
 from chronosd.broker.keys import Namespace, QueueKeys
+from chronosd.broker.replies import refuses_writes
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
 from chronosd.supervisor.recoverer import Grace
@@ -52,6 +54,8 @@ class Groundwork:
         """Told what makes a monotonic instant one of the server's clock, in seconds."""
         self.is_laid = False
         """Whether Redis has taken the groundwork since the daemon started, for one queue at least."""
+        self.refusal = ""
+        """Why Redis takes no writes, whatever the queue, in one line; empty while it does."""
 
     def look_after(self, queues: Sequence[QueueKeys]) -> None:
         """From the next pass on these, and no others."""
@@ -94,9 +98,12 @@ class Groundwork:
                     log.warning("consumer group had vanished, made again", queue=queue.name)
             self.laid.add(queue.name)
         # One queue is enough: a key of the wrong type under another must not keep the daemon from starting.
-        if any(queue.name not in errors for queue in queues):
-            self.is_laid = True
-        return Done({"groups_created": created} if len(errors) < len(queues) else {}, None, errors)
+        is_any_laid = any(queue.name not in errors for queue in queues)
+        self.is_laid = self.is_laid or is_any_laid
+        # A full server takes what needs no memory, such as the word that a group is there.
+        is_refused = isinstance(registered, BrokerError) and (refuses_writes(registered) or not is_any_laid)
+        self.refusal = str(registered) if is_refused else ""
+        return Done({"groups_created": created} if is_any_laid else {}, None, errors)
 
     def _watch_clock(self, server_time: float, sent_at: float) -> None:
         now = self._clock()

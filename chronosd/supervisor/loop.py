@@ -153,7 +153,8 @@ class Supervisor:
             return
         error = self.rounds.advance(self.redis.runner, now)
         if error is None:
-            self.redis.proved()
+            if self.rounds.is_connection_proved:
+                self.redis.proved(time.monotonic())
         else:
             now = time.monotonic()
             self.redis.lost(error, now)

@@ -116,7 +116,7 @@ def _of_status(status: dict[str, Any]) -> Rows:
         rss[_LEAVING] = sum(one["rss_bytes"] for one in leaving)
         lag[_LEAVING] = max(one["beat_age_s"] for one in leaving)
     return {
-        REDIS_UP: [[int(status["redis"]["reached"])]],
+        REDIS_UP: [[int(status["redis"]["reached"] and not status["redis"]["error"])]],
         WORKERS: [["ready", status["ready"]], ["target", status["target"]]],
         WORKER_RSS: [[worker, value] for worker, value in rss.items()],
         WORKER_LAG: [[worker, value] for worker, value in lag.items()],

@@ -176,6 +176,13 @@ class Rounds:
         self.serving.handle_connection()
         for step in self._steps:
             step.poke(now)
+        self.serving.groundwork_step.poke(0.0)
+
+    @property
+    def is_connection_proved(self) -> bool:
+        """Whether the server at the other end does what it is asked. One that has become a replica answers
+        until something is to be written; the groundwork is, where it is still laid."""
+        return not self.serving.is_connection_new or self.serving.groundwork_step not in self._steps
 
     def handle_outage(self, reason: str, now: float) -> None:
         """For a while no lease could be renewed, here or elsewhere."""

@@ -49,6 +49,16 @@ class Serving:
         return self.is_laid and self._pauses.known.issuperset(self.names)
 
     @property
+    def refusal(self) -> str:
+        """Why Redis takes no writes, whatever the queue, in one line; empty while it does."""
+        return self._groundwork.refusal
+
+    @property
+    def is_connection_new(self) -> bool:
+        """Whether the connection has not taken the groundwork yet: it may lead to a server that cannot."""
+        return self._groundwork.is_connection_new
+
+    @property
     def hindrance(self) -> str:
         """Why the groundwork is not laid, if Redis says so."""
         return "; ".join(self.groundwork_step.troubles.values())

@@ -69,6 +69,8 @@ class Status:
             line += f", {len(self._fleet.paused)} of {len(self._fleet.config.queues)} queues paused"
         if self._redis.error:
             line += f"; redis is away: {self._redis.error}"
+        elif self._rounds.serving.refusal:
+            line += f"; redis takes no writes: {self._rounds.serving.refusal}"
         last = self._reload.last
         if self._reload.stage is not Stage.IDLE:
             line += f"; reload: {self._reload.stage.value}"
@@ -96,8 +98,8 @@ class Status:
             "target": len(fleet.places),
             "quiet": fleet.is_quiet,
             "redis": {
-                "reached": self._redis.runner is not None,
-                "error": self._redis.error,
+                "reached": self._redis.away_since is None,
+                "error": self._redis.error or self._rounds.serving.refusal,
                 "away_s": None if self._redis.away_since is None else round(now - self._redis.away_since, 1),
             },
             "workers": [_of(w, "running", now) for p in fleet.places if (w := p.worker) is not None],

@@ -183,8 +183,11 @@ def not_ready(document: Mapping[str, Any] | None, now: float) -> list[str]:
         return ["the supervisor says nothing any more"]
     status = document["status"]
     reasons = []
-    if not status["redis"]["reached"]:
-        reasons.append(f"redis is away: {status['redis']['error'] or 'not reached yet'}")
+    redis = status["redis"]
+    if not redis["reached"]:
+        reasons.append(f"redis is away: {redis['error'] or 'not reached yet'}")
+    elif redis["error"]:
+        reasons.append(f"redis takes no writes: {redis['error']}")
     if not status["ready"]:
         reasons.append(f"no worker is ready ({status['state']})")
     return reasons

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from chronosd.broker.runner import SyncRunner
 from chronosd.broker.settle import Fate, Policy
 from chronosd.config.load import parse
 from chronosd.config.schema import JanitorConfig
+from chronosd.embedded import EmbeddedServer
 from chronosd.link import Link, WorkerSpec
 from chronosd.supervisor.forwarder import Forwarder
 from chronosd.supervisor.groundwork import Groundwork
@@ -30,6 +32,7 @@ from chronosd.supervisor.steps import Done, Work
 from chronosd.supervisor.strays import Strays
 from chronosd.supervisor.verdict import Verdict
 from chronosd.supervisor.worker import Phase, Worker
+from tests.conftest import connect
 
 POLICY = Policy(3, lambda _kind, _retried: 1.0)
 CONFIG = "queues: [default]\nhandlers: {k: tests.support.jobs:noop}\n"
@@ -413,6 +416,27 @@ def test_one_queue_whose_key_is_of_another_type_does_not_hold_up_the_others(
     assert set(done.errors) == {"bad"}
     assert redis.xinfo_groups(good.stream)
     assert ground.is_laid, "one queue is enough to start"
+    redis.delete(ns.queues)
+    redis.set(ns.queues, "no set")
+    done = once(runner, ground)
+    assert set(done.errors) == {"", "bad"}
+    assert ground.refusal == "", "a key of the wrong type is no refusal of all writes"
+
+
+def test_a_user_that_may_write_nothing_is_refused_until_it_may(
+    fresh_server: EmbeddedServer, ns: Namespace, clock: Clock
+) -> None:
+    with connect(fresh_server.url) as redis, contextlib.closing(SyncRunner(fresh_server.url)) as runner:
+        ground = Groundwork(ns, [ns.queue("a"), ns.queue("b")], Grace(30.0), clock)
+        redis.execute_command("ACL", "SETUSER", "default", "-sadd")
+        once(runner, ground)
+        assert ground.refusal == "", "the queues can be worked on"
+        redis.execute_command("ACL", "SETUSER", "default", "-@write")
+        once(runner, ground)
+        assert ground.refusal.startswith("NOPERM ")
+        redis.execute_command("ACL", "SETUSER", "default", "+@write")
+        assert not once(runner, ground).errors
+        assert ground.refusal == ""
 
 
 @pytest.mark.parametrize(("drift", "is_over"), [(0.0, True), (40.0, False), (-40.0, False)])

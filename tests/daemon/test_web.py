@@ -8,12 +8,18 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+import redis as redis_py
 
 from chronosd import Client
+from chronosd.embedded import EmbeddedServer
+from tests.conftest import connect
 from tests.support.daemon import Daemon
 from tests.support.processes import wait_gone
 from tests.support.proxy import Proxy
@@ -168,3 +174,77 @@ def test_while_redis_is_away_it_lives_and_is_not_ready(daemon: Make, proxy: Prox
     assert get(where, "/")[0] == 200
     proxy.mode = "pass"
     wait_until(lambda: get(where, "/readyz")[0] == 200, timeout_s=20, what="readiness")
+
+
+Refusal = Callable[[redis_py.Redis], Callable[[], Any]]
+"""Has a server refuse every write; returns what ends that."""
+
+
+def full(redis: redis_py.Redis) -> Callable[[], Any]:
+    redis.config_set("maxmemory", 1)
+    return lambda: redis.config_set("maxmemory", 0)
+
+
+def unable_to_persist(redis: redis_py.Redis) -> Callable[[], Any]:
+    dump = Path(redis.config_get("dir")["dir"]) / redis.config_get("dbfilename")["dbfilename"]
+    dump.mkdir()
+    redis.config_set("save", "3600 1")
+    redis.bgsave()
+    wait_until(lambda: redis.info("persistence")["rdb_last_bgsave_status"] != "ok", what="a failed dump")
+    return lambda: redis.config_set("save", "")
+
+
+def demoted(redis: redis_py.Redis) -> Callable[[], Any]:
+    redis.replicaof("127.0.0.1", 1)
+    return lambda: redis.replicaof("NO", "ONE")
+
+
+@pytest.mark.parametrize(
+    ("begin", "reason"),
+    [
+        (full, "redis takes no writes: OOM "),
+        (unable_to_persist, "redis takes no writes: MISCONF "),
+        (demoted, "redis is away: READONLY "),
+    ],
+    ids=["full", "unable to persist", "demoted"],
+)
+def test_while_redis_answers_and_takes_no_writes_it_lives_and_is_not_ready(
+    daemon: Make, fresh_server: EmbeddedServer, begin: Refusal, reason: str
+) -> None:
+    """It said that it was ready although nothing could be enqueued. Of a server that had become a replica it
+    said so now and then, for it reached it 17 times a second, each time with a child and two lines of log."""
+    one = daemon(http=ANYWHERE, redis_url=fresh_server.url).start()
+    where = address(one)
+    with connect(fresh_server.url) as redis:
+        wait_until(lambda: get(where, "/readyz")[0] == 200, what="readiness")
+        end = begin(redis)
+        _, text = wait_until(
+            lambda: (found := get(where, "/readyz"))[0] == 503 and found, timeout_s=20, what="no readiness"
+        )
+        assert text.startswith(reason), text
+        assert text.count("\n") == 1
+        assert get(where, "/livez") == (200, "ok\n")
+        assert total(scrape(where), "chronos_redis_up") == 0
+        assert reason in one.ask("status")["status"]
+        said = one.run_command("doctor", "-c", str(one.config_path)).stdout
+        assert reason.split(": ")[1] in said, said
+        until = time.monotonic() + 2.5  # the page is filled once a second
+        while time.monotonic() < until:
+            assert get(where, "/readyz")[0] == 503, "it is over when it is over"
+            time.sleep(0.02)
+        end()
+        wait_until(lambda: get(where, "/readyz")[0] == 200, timeout_s=20, what="readiness")
+        assert one.ask("status")["redis"] == {"reached": True, "error": "", "away_s": None}
+    assert len(one.log_records("redis is away")) <= 3
+    assert one.stop() == 0
+
+
+def test_a_key_of_the_wrong_type_in_one_queue_is_no_want_of_readiness(
+    daemon: Make, redis: redis_py.Redis, namespace: str
+) -> None:
+    redis.set(f"{namespace}:{{bad}}:stream", "not a stream")
+    one = daemon(http=ANYWHERE, queues={"default": 1, "bad": 1}).start()
+    wait_until(lambda: one.log_records("step hindered"), what="the trouble of that queue")
+    where = address(one)
+    wait_until(lambda: get(where, "/readyz") == (200, "ok\n"), what="readiness")
+    assert one.ask("status")["redis"]["error"] == ""

@@ -139,6 +139,11 @@ def test_a_long_name_and_a_long_reason_are_cut_and_break_no_line() -> None:
     assert any(line.startswith("qqq") and "…" in line for line in lines)
 
 
+def test_a_redis_that_takes_no_writes_is_told() -> None:
+    lines = text(Sample(1.0, measures({}, redis={"reached": True, "error": "OOM"})), Pace({}, {}, {}))
+    assert "redis takes no writes: OOM" in lines
+
+
 def test_on_a_narrow_terminal_queues_keep_their_names() -> None:
     lines = text(Sample(1.0, measures({}), queues=[queue("default")]), Pace({}, {}, {}), width=60)
     assert any(line.startswith("default ") for line in lines)

@@ -203,6 +203,12 @@ def test_only_who_has_redis_and_a_worker_is_ready(page: Page) -> None:
     assert get(page, "/livez")[0] == 200
 
 
+def test_who_has_a_redis_that_takes_no_writes_is_not_ready() -> None:
+    refused = copy.deepcopy(DOCUMENT)
+    refused["status"]["redis"]["error"] = "OOM command not allowed"
+    assert not_ready(refused, refused["at"] + 1) == ["redis takes no writes: OOM command not allowed"]
+
+
 def test_a_page_that_has_grown_old_is_no_readiness() -> None:
     assert not_ready(None, 0.0) == ["starting"]
     assert not_ready(DOCUMENT, DOCUMENT["at"] + 11) == ["the supervisor says nothing any more"]
