@@ -16,7 +16,6 @@ chronos-go knows no marks: a task of ours that one of its servers recovers runs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -72,13 +71,30 @@ def mark(queue: QueueKeys, task_id: str, *, force: bool = False) -> Command[Canc
     return call(script("cancel"), keys, args, parse)
 
 
-def cancelled(queue: QueueKeys) -> Command[list[Mark]]:
-    """The running tasks of a queue that were cancelled, up to a batch, and who has them."""
+FIRST = "0"
+"""The cursor of the first page, and of what follows the last one."""
 
-    def parse(rows: Sequence[Any]) -> list[Mark]:
-        words = [text(word) for word in rows]
-        return [
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """A page of the running tasks of a queue that were cancelled."""
+
+    marks: list[Mark]
+    cursor: str
+    """Where the next page begins; :data:`FIRST` if this was the last one."""
+
+
+def cancelled(queue: QueueKeys, cursor: str = FIRST, count: int = BATCH) -> Command[Marks]:
+    """The running tasks of a queue that were cancelled, and who has them: about ``count`` of them.
+
+    All pages together have every mark that is there meanwhile, one or the other of them twice.
+    """
+
+    def parse(reply: Any) -> Marks:
+        words = [text(word) for word in reply[1]]
+        marks = [
             Mark(words[i], words[i + 1], words[i + 2] == "1", words[i + 3]) for i in range(0, len(words), 4)
         ]
+        return Marks(marks, text(reply[0]))
 
-    return call(script("cancelled"), (queue.stream, queue.cancelled), [GROUP, BATCH], parse)
+    return call(script("cancelled"), (queue.stream, queue.cancelled), [GROUP, cursor, count], parse)

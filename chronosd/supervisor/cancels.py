@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from chronosd.board import SlotState
-from chronosd.broker.cancel import Mark, cancelled
+from chronosd.broker.cancel import FIRST, Mark, cancelled
 from chronosd.broker.commands import BATCH, Steps
 from chronosd.broker.keys import Namespace
 from chronosd.errors import BrokerError
@@ -54,14 +54,20 @@ class Cancels:
         names = sorted({queue for worker in self._workers() for queue in worker.board.queues})
         errors: dict[str, BrokerError] = {}
         marks: list[tuple[str, Mark]] = []
-        for start in range(0, len(names), BATCH):
-            part = names[start : start + BATCH]
-            replies = yield [cancelled(self._namespace.queue(name)) for name in part]
+        cursors = dict.fromkeys(names, FIRST)
+        while cursors:
+            part = list(cursors)[:BATCH]
+            # Shared out, so that the whole round trip stays a bounded one however many queues there are.
+            count = max(1, BATCH // len(part))
+            replies = yield [cancelled(self._namespace.queue(name), cursors[name], count) for name in part]
             for name, reply in zip(part, replies, strict=True):
+                del cursors[name]
                 if isinstance(reply, BrokerError):
                     errors[name] = reply
-                else:
-                    marks += [(name, mark) for mark in reply]
+                    continue
+                marks += [(name, mark) for mark in reply.marks]
+                if reply.cursor != FIRST:
+                    cursors[name] = reply.cursor
         told = self._act(marks) if marks else 0
         self._told = {
             held: at

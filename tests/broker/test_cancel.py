@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from chronosd.broker import consume, settle
-from chronosd.broker.cancel import Cancellation, Mark, cancelled
+from chronosd.broker.cancel import FIRST, Cancellation, Mark, cancelled, mark
 from chronosd.broker.cancelling import cancel_task
+from chronosd.broker.commands import BATCH
 from chronosd.broker.consume import Again, Done
 from chronosd.broker.fates import Death, Fate, Policy
 from chronosd.broker.recover import recover
@@ -23,6 +24,12 @@ DEATH = Death("worker killed by signal 9", "c1")
 
 def cancels(bench: Bench, task_id: str = "a", *, force: bool = False) -> Cancellation:
     return bench.runner.drive(cancel_task(bench.namespace, bench.queue, task_id, force=force))
+
+
+def marks(bench: Bench) -> list[Mark]:
+    found = bench.run(cancelled(bench.queue))
+    assert found.cursor == FIRST, "few fit on one page"
+    return found.marks
 
 
 def lock(bench: Bench, task_id: str = "a") -> str:
@@ -88,16 +95,37 @@ def test_a_run_of_chronos_go_cannot_be_cancelled(bench: Bench) -> None:
 def test_a_mark_names_the_run_and_is_forgotten_with_it(bench: Bench) -> None:
     run = bench.take("a")
     entry = run.entry.decode()
-    assert bench.run(cancelled(bench.queue)) == []
+    assert marks(bench) == []
     assert cancels(bench) is Cancellation.MARKED
     assert cancels(bench) is Cancellation.MARKED
-    assert bench.run(cancelled(bench.queue)) == [Mark(entry, "c1", False, "a")]
+    assert marks(bench) == [Mark(entry, "c1", False, "a")]
     assert cancels(bench, force=True) is Cancellation.MARKED
-    assert bench.run(cancelled(bench.queue)) == [Mark(entry, "c1", True, "a")]
+    assert marks(bench) == [Mark(entry, "c1", True, "a")]
     assert bench.hash("a")["cancel"] == entry
     bench.run(consume.complete(bench.queue, [Done(run.entry, "a")]))
-    assert bench.run(cancelled(bench.queue)) == []
+    assert marks(bench) == []
     assert not bench.redis.exists(bench.queue.cancelled)
+
+
+def test_marks_of_many_are_told_page_by_page_and_none_is_missed_for_what_ends_meanwhile(bench: Bench) -> None:
+    bench.group()
+    bench.add(*(f"t{i}" for i in range(1500)))
+    runs = [run for _ in range(3) for run in bench.fetch(count=500)]
+    found = bench.runner.run_many([mark(bench.queue, run.task_id) for run in runs])
+    assert set(found) == {Cancellation.MARKED}
+    seen: list[str] = []
+    cursor, pages = FIRST, 0
+    while not pages or cursor != FIRST:
+        page = bench.run(cancelled(bench.queue, cursor))
+        assert len(page.marks) <= 2 * BATCH
+        seen += [one.task_id for one in page.marks]
+        if not pages:
+            bench.done(*runs[:700])
+        cursor, pages = page.cursor, pages + 1
+    assert pages > 1
+    assert {run.task_id for run in runs[700:]} <= set(seen)
+    left = bench.redis.zcard(bench.queue.cancelled)
+    assert 800 <= left < 1500, "those that had ended are forgotten"
 
 
 Ends = Callable[[Bench, Any], None]
@@ -156,7 +184,7 @@ def test_a_cancelled_run_is_the_last_one_whatever_ends_it(bench: Bench, end: End
     assert "cancelled" in (stored.get("error"), bench.stored("a").last_err)
     assert not bench.redis.exists(key)
     assert bench.fetch() == []
-    assert bench.run(cancelled(bench.queue)) == []
+    assert marks(bench) == []
     bench.look().check()
 
 

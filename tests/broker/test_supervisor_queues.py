@@ -12,7 +12,8 @@ import redis as redis_py
 
 from chronosd import Client
 from chronosd.board import Board, Cell
-from chronosd.broker.consume import create_group
+from chronosd.broker.cancel import Cancellation, mark
+from chronosd.broker.consume import create_group, fetch
 from chronosd.broker.keys import GROUP, Namespace
 from chronosd.broker.limit import Limit
 from chronosd.broker.runner import SyncRunner
@@ -20,6 +21,7 @@ from chronosd.config.load import parse
 from chronosd.errors import Trouble
 from chronosd.link import Link, WorkerSpec
 from chronosd.supervisor.burst import Burst
+from chronosd.supervisor.cancels import Cancels
 from chronosd.supervisor.limits import Limits
 from chronosd.supervisor.pauses import Pauses
 from chronosd.supervisor.process import Child
@@ -132,6 +134,30 @@ def test_a_burst_does_not_wait_for_what_is_paused(runner: SyncRunner, ns: Namesp
     paused.add("low")
     once(runner, burst)
     assert burst.is_drained
+
+
+# -- cancellations ------------------------------------------------------------------------------------
+
+
+def test_the_newest_cancellation_is_told_however_many_earlier_ones_go_on(
+    runner: SyncRunner, redis: redis_py.Redis, ns: Namespace, client: Client, worker: Callable[[], Worker]
+) -> None:
+    """Marks were read oldest first, up to 500 of them: a few hundred sync tasks that nothing but time could
+    end hid each later one until enough of them had ended."""
+    one, queue = worker(), ns.queue("default")
+    runner.run(create_group(queue))
+    ids = [info.id for info in client.enqueue_many([("k", {})] * 1100)]
+    runs = [run for _ in range(3) for run in runner.run(fetch(queue, "w", 500)).tasks]
+    assert {run.task_id for run in runs} == set(ids)
+    asked = Cancels(ns, lambda: [one])
+    for some in (runs[:-1], runs[-1:]):
+        assert set(runner.run_many([mark(queue, run.task_id) for run in some])) == {Cancellation.MARKED}
+    newest = runs[-1].entry
+    one.board.claim(0, newest, 0, 1)
+    one.board.start(0, 1, 0)
+    assert once(runner, asked).counts == {"cancelled": 1}
+    assert one.spec.link.receive() == [{"t": "cancel", "entries": [["default", newest.decode()]]}]
+    assert once(runner, asked).counts == {"cancelled": 0}, "it is told once"
 
 
 # -- limits -------------------------------------------------------------------------------------------
