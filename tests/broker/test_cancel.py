@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
+from chronosd import Group
 from chronosd.broker import consume, settle
 from chronosd.broker.cancel import FIRST, Cancellation, Mark, cancelled, mark
 from chronosd.broker.cancelling import cancel_task
 from chronosd.broker.commands import BATCH
-from chronosd.broker.consume import Again, Done
+from chronosd.broker.consume import Again, Done, Fetched
 from chronosd.broker.fates import Death, Fate, Policy
+from chronosd.broker.message import decode
 from chronosd.broker.recover import recover
+from chronosd.broker.workflow import HELD_S
 from chronosd.states import State
 from tests.support.bench import Bench
-from tests.support.flow import Flow, group_of
+from tests.support.flow import Flow, chain_of, group_of
 
 POLICY = Policy(3, lambda kind, retried: 60.0)
 DEATH = Death("worker killed by signal 9", "c1")
@@ -252,6 +255,64 @@ def test_a_member_that_waits_takes_its_group_with_it(flow: Flow) -> None:
     callback = flow.message(f"{group_id}:cb", "cbq")
     assert callback is not None
     assert callback.last_err == f"group member {first} was cancelled"
+
+
+def is_released(flow: Flow, run: Fetched) -> None:
+    assert flow.run(consume.release(flow.queue("default"), [(run.entry, run.task_id)])) == []
+
+
+def is_retried(flow: Flow, run: Fetched) -> None:
+    again = Again(run.entry, run.task_id, decode(run.msg or b""), 60)
+    assert flow.run(consume.retry(flow.queue("default"), [again])) == []
+
+
+@pytest.mark.parametrize("end", [is_released, is_retried], ids=lambda end: end.__name__)
+@pytest.mark.parametrize("blank", [b"", b" "], ids=["as everybody writes", "with blanks"])
+@pytest.mark.parametrize("queue", ["cbq", "<über>&co"])
+def test_the_group_of_a_cancelled_member_waits_as_it_does_for_any_dead_letter(
+    flow: Flow, end: Callable[[Flow, Fetched], None], blank: bytes, queue: str
+) -> None:
+    """It kept its seven days: run again later, and successful, the member told nobody."""
+    group = Group().add("group_id", {"group_id": 1}).add_chain(chain_of(2)).add("member", {})
+    group_id = flow.group(group.on_complete("merge", {}, queue=queue))
+    *cancelled_ones, last = flow.fetch(count=3)
+    flow.succeed(last, b"1")
+    keys = (flow.queue(queue).group(group_id), flow.queue(queue).group_results(group_id))
+    for run in cancelled_ones:
+        for key in keys:
+            flow.redis.expire(key, 5)
+        msg = (run.msg or b"").replace(b'":', b'"%s:%s' % (blank, blank))
+        flow.redis.hset(flow.queue("default").task(run.task_id), "msg", msg)
+        marked = flow.runner.drive(cancel_task(flow.namespace, flow.queue("default"), run.task_id))
+        assert marked is Cancellation.MARKED
+        end(flow, run)
+        assert flow.state(run.task_id) is State.ARCHIVED
+        for key in keys:
+            assert flow.redis.ttl(key) == pytest.approx(HELD_S, abs=20)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"group_id":"x","group_queue":"q}:t:b"',
+        b'"group_id":"","group_queue":"q"',
+        b'"last_err":"\\"group_id\\":\\"y\\"","group_queue":"q"',
+        b'"kind":"group_id","queue":"y","group_queue":"q"',
+    ],
+)
+def test_what_is_no_group_of_a_cancelled_task_is_left_alone(bench: Bench, fields: bytes) -> None:
+    run = bench.take("a")
+    bystander = bench.queue.task("b}:group:x")
+    bench.redis.hset(bystander, "msg", "{}")
+    others = (bench.queue.group(""), bench.queue.group("y"))
+    for key in others:
+        bench.redis.set(key, "", ex=60)
+    bench.redis.hset(bench.queue.task("a"), "msg", b"{%s}" % fields)
+    cancels(bench)
+    is_handed_back(bench, run)
+    assert bench.look().places("a") == [State.ARCHIVED]
+    assert bench.redis.ttl(bystander) == -1
+    assert all(bench.redis.ttl(key) <= 60 for key in others)
 
 
 def test_a_member_that_runs_parks_its_group_until_it_is_run_again(flow: Flow) -> None:

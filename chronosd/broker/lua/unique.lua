@@ -6,23 +6,34 @@ local function is_own(lock, prefix)
   return string.sub(lock, 1, #own) == own
 end
 
--- The lock that a message names, nil for none. Read off its text, for no script parses one; a key that is not the
--- queue's own is no lock: messages are anybody's. `prefix` is the task key prefix.
-local function lock_of(msg, prefix)
-  if type(msg) ~= 'string' or string.find(msg, '"unique_key":"",', 1, true) then return nil end
-  local _, first = string.find(msg, '"unique_key":"', 1, true) -- as everybody writes it; much faster
-  if not first then _, first = string.find(msg, '"unique_key"%s*:%s*"') end
-  local last = first and string.find(msg, '[^\\]"', first + 1)
+-- What stands in a message under a name, if it is a string with anything in it; else nil. Read off its text, for
+-- no script parses one. Inside a string the quotes round the name would be escaped.
+local function text_of(msg, name)
+  name = '"' .. name .. '"'
+  local _, at = string.find(msg, name, 1, true)
+  local first = nil
+  while at and not first do -- what is not followed by a string is itself one, under another name
+    _, first = string.find(msg, '^%s*:%s*"', at + 1)
+    if not first then _, at = string.find(msg, name, at + 1, true) end
+  end
+  if not first or string.sub(msg, first + 1, first + 1) == '"' then return nil end
+  local last = string.find(msg, '[^\\]"', first + 1)
   if not last then return nil end
-  local lock = string.gsub(string.sub(msg, first + 1, last), '\\u(%x%x%x%x)', function(hex)
+  local found = string.gsub(string.sub(msg, first + 1, last), '\\u(%x%x%x%x)', function(hex)
     local code = tonumber(hex, 16)
     if code < 128 then return string.char(code) end
     local low = 128 + code % 64
     if code < 2048 then return string.char(192 + math.floor(code / 64), low) end
     return string.char(224 + math.floor(code / 4096), 128 + math.floor(code / 64) % 64, low)
   end)
-  lock = string.gsub(lock, '\\(.)', '%1')
-  return is_own(lock, prefix) and lock or nil
+  return (string.gsub(found, '\\(.)', '%1'))
+end
+
+-- The lock that a message names, nil for none. A key that is not the queue's own is no lock: messages are
+-- anybody's. `prefix` is the task key prefix.
+local function lock_of(msg, prefix)
+  local lock = type(msg) == 'string' and text_of(msg, 'unique_key')
+  return lock and is_own(lock, prefix) and lock or nil
 end
 
 local function unlock(lock, id)
