@@ -110,8 +110,21 @@ class Retained(list[bytes]):
     """Id and reason of each task that was dead-lettered, because what follows it could not be enqueued."""
 
 
+class Renewed(list[bytes]):
+    """The entries that were lost, and what does not run again after all."""
+
+    cancelled: tuple[bytes, ...] = ()
+    """Entries whose run had been cancelled: their tasks have ended instead."""
+
+
 def _lost(reply: Any) -> Lost:
     return list(reply)
+
+
+def _renewed(reply: Any) -> Renewed:
+    lost = Renewed(reply[0])
+    lost.cancelled = tuple(reply[1])
+    return lost
 
 
 def undecodable(queue: QueueKeys, entry: bytes, raw: bytes) -> Message:
@@ -275,7 +288,7 @@ def retain(queue: QueueKeys, runs: Sequence[Kept]) -> Command[Retained]:
     return call(script("retain"), (queue.stream, queue.completed, queue.archived), args, parse)
 
 
-def retry(queue: QueueKeys, runs: Sequence[Again], *, taken: bool = True) -> Command[Lost]:
+def retry(queue: QueueKeys, runs: Sequence[Again], *, taken: bool = True) -> Command[Renewed]:
     """Ends runs whose tasks run again, later or at once."""
     args: list[Any] = [GROUP, queue.task_prefix, _flag(taken)]
     for run in runs:
@@ -284,7 +297,7 @@ def retry(queue: QueueKeys, runs: Sequence[Again], *, taken: bool = True) -> Com
         lock = run.message.unique_key if run.message else ""
         delay_ms = max(round(run.delay_s * 1000), 1) if run.delay_s > 0 else 0
         args += (run.entry, run.task_id, lock, msg, delay_ms, len(run.fields), *_flat(run.fields))
-    return call(script("retry"), (queue.stream, queue.retry, queue.archived), args, _lost)
+    return call(script("retry"), (queue.stream, queue.retry, queue.archived), args, _renewed)
 
 
 def archive(queue: QueueKeys, runs: Sequence[Dead], *, taken: bool = True) -> Command[Lost]:
@@ -311,7 +324,7 @@ def bury(queue: QueueKeys, entry: bytes, message: Message, follow: Sequence[Foll
     return call(script("bury"), (queue.stream, queue.archived), args, parse)
 
 
-def release(queue: QueueKeys, runs: Iterable[tuple[bytes, str]], *, counted_in: str = "") -> Command[Lost]:
+def release(queue: QueueKeys, runs: Iterable[tuple[bytes, str]], *, counted_in: str = "") -> Command[Renewed]:
     """Hands back (entry, task id) pairs that were never started: ready again, nothing charged.
 
     ``counted_in`` names the hash field in which the return is counted, if it is.
@@ -319,7 +332,7 @@ def release(queue: QueueKeys, runs: Iterable[tuple[bytes, str]], *, counted_in: 
     args: list[Any] = [GROUP, queue.task_prefix, counted_in]
     for run in runs:
         args += run
-    return call(script("release"), (queue.stream, queue.archived), args, _lost)
+    return call(script("release"), (queue.stream, queue.archived), args, _renewed)
 
 
 def mark_running(queue: QueueKeys, runs: Iterable[tuple[bytes, str]]) -> Command[int]:

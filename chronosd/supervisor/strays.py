@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from chronosd.board import SlotState
 from chronosd.broker import settle
 from chronosd.broker.commands import BATCH, Command, Steps
-from chronosd.broker.consume import pending_for, release
+from chronosd.broker.consume import Renewed, pending_for, release
 from chronosd.broker.keys import Namespace
 from chronosd.errors import BrokerError
 from chronosd.log import get_logger
@@ -121,7 +121,7 @@ class Strays:
             by_queue.setdefault(queue, []).append(entry.encode())
         names = list(by_queue)
         replies = yield [settle.look(self._namespace.queue(name), by_queue[name]) for name in names]
-        commands: list[Command[list[bytes]]] = []
+        commands: list[Command[Renewed]] = []
         sent: list[tuple[str, int]] = []
         returned = 0
         for name, rows in zip(names, replies, strict=True):
@@ -140,8 +140,9 @@ class Strays:
             if isinstance(reply, BrokerError):
                 errors[""] = reply
             else:
-                returned -= len(reply)
-                self._totals.add(RECOVERED, name, "stray", n=count - len(reply))
+                others = len(reply) + len(reply.cancelled)
+                returned -= others
+                self._totals.add(RECOVERED, name, "stray", n=count - others)
         if returned:
             log.warning(
                 "handed back what a worker would not have started", count=returned, entries=found[:20]

@@ -6,7 +6,8 @@ from typing import Any
 
 from chronosd import log
 from chronosd.board import Cell
-from chronosd.broker.consume import Delivery, Retained, is_newer
+from chronosd.broker.cancel import CANCELLED
+from chronosd.broker.consume import Delivery, Renewed, Retained, is_newer
 from chronosd.errors import BrokerError, Trouble
 from chronosd.metrics import End
 from chronosd.worker.complete import Sending
@@ -67,6 +68,8 @@ class Replies:
                 self._held.recount(((sending.index, entry) for entry in lost), End.LOST)
             if isinstance(result, Retained) and result.parked:
                 self._park(sending, result)
+            if isinstance(result, Renewed) and result.cancelled:
+                self._end_cancelled(sending, result)
             self._held.told(sending)
             if lost:
                 self._held.board.cells[Cell.LEASES_LOST] += len(lost)
@@ -82,6 +85,15 @@ class Replies:
                 self._held.recount([(sending.index, entry)], End.ARCHIVED)
                 why = f"what follows it could not be enqueued: {parked[run.message.id]}"
                 _log.error("task archived", **facts_of(run), error=why)
+
+    def _end_cancelled(self, sending: Sending, renewed: Renewed) -> None:
+        """Tasks that were to run again, and were cancelled before their worker was told."""
+        for entry in renewed.cancelled:
+            run = self._held.runs.get((sending.index, entry))
+            if run is not None:
+                counter = self._held.tally.counter(run.queue, run.message.kind, End.CANCELLED)
+                self._held.board.finish(run.slot, counter)
+                _log.warning("task cancelled", **facts_of(run), error=CANCELLED)
 
     def take_in(self, asks: list[Ask], results: list[Any]) -> None:
         """Receives what a cycle fetched."""

@@ -191,6 +191,21 @@ def test_a_cancelled_run_is_the_last_one_whatever_ends_it(bench: Bench, end: End
     bench.look().check()
 
 
+@pytest.mark.parametrize("how", ["retry", "release"])
+def test_who_would_have_a_task_run_again_is_told_that_it_was_cancelled(bench: Bench, how: str) -> None:
+    bench.group()
+    bench.add("a", "b", "c")
+    runs = bench.fetch()
+    cancels(bench, "b")
+    bench.done(runs[2])
+    if how == "retry":
+        again = [Again(run.entry, run.task_id, bench.message(run.task_id), 60) for run in runs]
+        found = bench.run(consume.retry(bench.queue, again))
+    else:
+        found = bench.run(consume.release(bench.queue, [(run.entry, run.task_id) for run in runs]))
+    assert (found, found.cancelled) == ([runs[2].entry], (runs[1].entry,))
+
+
 @every_end
 def test_one_that_asked_for_no_dead_letter_is_gone(bench: Bench, end: Ends) -> None:
     run = bench.take("a", no_archive=True)

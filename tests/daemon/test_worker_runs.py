@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from chronosd import tally
 from chronosd.board import Cell
+from chronosd.client import Cancellation
+from chronosd.metrics import End
 from chronosd.states import State
 from tests.support.waiting import wait_until
 from tests.support.worker import WorkerProcess
@@ -161,3 +164,35 @@ def test_an_idle_worker_asks_little(worker: Make) -> None:
     began = time.monotonic()
     wait_until(lambda: one.count(Cell.CYCLES) >= before + 2)
     assert time.monotonic() - began > 0.8
+
+
+CANCELLED = """
+async def fails(task: Task[str]) -> None:
+    ledger.write("start", task.id, task.attempt)
+    while not os.path.exists(task.args):
+        await asyncio.sleep(0.01)
+    raise RuntimeError("told to")
+"""
+
+
+@pytest.mark.parametrize("end", ["a failure", "a hand-back"])
+def test_what_was_cancelled_and_ends_before_its_worker_is_told_counts_as_cancelled(
+    worker: Make, end: str
+) -> None:
+    """It was told to be tried again, and counted so, although it never ran again."""
+    one = worker(CANCELLED).start()
+    until = one.directory / "until"
+    task_id = one.enqueue("fails", str(until))
+    wait_until(lambda: one.ledger.starts()[task_id], what=one.log_tail())
+    assert one.client.cancel(task_id) is Cancellation.MARKED
+    if end == "a failure":
+        until.touch()
+        one.wait_settled()
+        assert one.drain() == 0
+    else:
+        assert one.drain(0.1) == 0
+    assert one.ids(State.ARCHIVED) == {task_id}
+    (counts,) = tally.read(one.board).outcomes.values()
+    assert {End(i): n for i, n in enumerate(counts) if n} == {End.CANCELLED: 1}
+    (told,) = one.log_records("task cancelled")
+    assert (told["task_id"], told["error"]) == (task_id, "cancelled")

@@ -4,9 +4,9 @@
 -- ARGV     1 group  2 task key prefix  3 '1' if fetch delivered them (see owns.lua), else ''
 --          then per task: entry, id, unique lock key ('' = none), msg ('' = unchanged), delay in milliseconds
 --          (0 = at once), n, and n times: hash field, value ('' = delete the field)
--- Returns  the entries that were no longer pending (lost): nothing was changed for those
--- Note     A task that this run does not own any more is only acknowledged; one whose run was cancelled is ended
---          (see ending.lua).
+-- Returns  {the entries that were no longer pending (lost): nothing was changed for those, those whose run had
+--          been cancelled: they are ended instead (see ending.lua)}
+-- Note     A task that this run does not own any more is only acknowledged.
 --          A lock lives at least its TTL from when the task is due again, a minute where nobody has noted it
 --          (chronos-go): a twin would run beside this task's next attempt.
 --#include owns
@@ -18,7 +18,7 @@ local stream, retry, group, prefix, taken = KEYS[1], KEYS[2], ARGV[1], ARGV[2], 
 redis.call('ZCARD', retry) -- raises, before anything is written, if that is no sorted set
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
-local lost = {}
+local lost, cancelled = {}, {}
 local i = 4
 
 while i <= #ARGV do
@@ -29,7 +29,10 @@ while i <= #ARGV do
   else
     redis.call('XDEL', stream, entry)
     local key = prefix .. id
-    if owns(stream, group, key, entry, taken) and not end_if_cancelled(prefix, id, entry, KEYS[3], now) then
+    local mine = owns(stream, group, key, entry, taken)
+    if mine and end_if_cancelled(prefix, id, entry, KEYS[3], now) then
+      cancelled[#cancelled + 1] = entry
+    elseif mine then
       if msg ~= '' then redis.call('HSET', key, 'msg', msg) end
       write(key, i + 6, n)
       if delay > 0 then
@@ -46,4 +49,4 @@ while i <= #ARGV do
   end
   i = i + 6 + 2 * n
 end
-return lost
+return { lost, cancelled }
