@@ -165,14 +165,42 @@ def test_lost_runs_among_others_are_named_and_none_of_theirs_is_touched(bench: B
     (again,) = bench.fetch("c2", count=1)
     assert again.task_id == recovered.task_id
     bench.redis.xdel(bench.queue.stream, trimmed.entry)  # and still pending
-    done = [Done(run.entry, run.task_id) for run in runs[:-1]]
+    done = [Done(run.entry, run.task_id) for run in runs]
     assert bench.run(consume.complete(bench.queue, done)) == [recovered.entry, retaken.entry]
-    assert bench.done(trimmed) == []
     found = bench.look()
     found.check()
     assert found.hashes.keys() == {recovered.task_id, retaken.task_id}
     assert (found.active, found.waiting) == ({recovered.task_id: "c2"}, [retaken.task_id])
     assert bench.redis.xpending(bench.queue.stream, GROUP)["pending"] == 1
+
+
+def test_runs_whose_delivery_the_server_has_forgotten_leave_their_tasks_waiting(bench: Bench) -> None:
+    """After a failover the entries wait in the stream as if they had never been delivered. The completion took
+    them away and left the tasks: waiting nowhere, their ids in use for ever."""
+    bench.group()
+    bench.add("a", "b", "c")
+    keys = [bench.queue.stream, *map(bench.queue.task, ("a", "b"))]
+    before = {key: bench.redis.dump(key) for key in keys}
+    runs = bench.fetch()
+    for key, value in before.items():
+        assert value is not None
+        bench.redis.restore(key, 0, value, replace=True)
+    bench.redis.delete(bench.queue.task("c"))  # and this one an operator has deleted
+    assert bench.done(*runs) == [run.entry for run in runs]
+    assert bench.look().waiting == ["a", "b", "c"]
+    assert bench.done(*bench.fetch("c2")) == []
+    found = bench.look()
+    found.check()
+    assert (found.waiting, found.hashes) == ([], {})
+
+
+def test_a_run_whose_group_was_made_anew_ends_its_task_for_good(bench: Bench) -> None:
+    """Nothing is pending then, but the entry and the hash are still this run's: it need not run again."""
+    runs = [bench.take("a"), bench.take("b")]
+    bench.redis.xgroup_destroy(bench.queue.stream, GROUP)
+    bench.group()
+    assert bench.done(*runs) == []
+    assert (bench.look().waiting, bench.look().hashes) == ([], {})
 
 
 def test_a_kept_task_expires_after_its_retention_and_forgets_its_run(bench: Bench) -> None:
