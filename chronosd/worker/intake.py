@@ -87,13 +87,14 @@ class Intake:
 
     def _admit(self, index: int, item: Fetched, now_ns: int) -> None:
         held = self._held
-        queue = held.queues[index]
+        queue, key = held.queues[index], (index, item.entry)
+        if held.holds(key) or key in self.reading:
+            return  # delivered again, after somebody has set the group back or made it anew
         if not item.task_id:
             record = consume.undecodable(queue, item.entry, item.msg or b"")
             held.outboxes[index].buried.append((item.entry, record))
-            held.end_unrun((index, item.entry), record.kind, End.ARCHIVED)
+            held.end_unrun(key, record.kind, End.ARCHIVED)
             return
-        key = (index, item.entry)
         if item.msg is None:
             self._read(key, item)
             return

@@ -107,6 +107,26 @@ def test_a_late_end_of_a_stale_owner_changes_nothing(worker: Make, kind: str, fa
     assert one.hash(task_id) == {}
 
 
+@pytest.mark.parametrize("how", ["set back", "made anew"])
+@pytest.mark.parametrize("by", ["a blocking read", "a cycle"])
+def test_what_is_delivered_again_while_it_runs_here_is_not_started_twice(worker: Make, how: str, by: str) -> None:
+    """Somebody has set the group back, or deleted it. The second run took the first one's place: one slot was
+    freed twice and one never, and the supervisor killed the worker for it at the deadline."""
+    one = worker(HANDLERS, concurrency=3).start()
+    running = [one.enqueue("awaits", {"s": 1.0}), one.enqueue("thread", {"s": 1.0})]
+    wait_until(lambda: len(one.slots(SlotState.RUNNING)) == 2)
+    if by == "a blocking read":
+        one.wait_blocked()
+    if how == "set back":
+        one.redis.xgroup_setid(one.queue.stream, GROUP, "0")
+    else:
+        one.redis.xgroup_destroy(one.queue.stream, GROUP)
+    more = [one.enqueue("tick") for _ in range(10)]
+    one.wait_settled()
+    assert one.ledger.starts() == dict.fromkeys([*running, *more], 1)
+    assert one.count(Cell.LEASES_LOST) == 0
+
+
 def test_what_was_taken_over_while_the_loop_stood_still_is_not_started(worker: Make) -> None:
     """The supervisor hands back what a worker with a blocked loop has claimed and not started, after two
     seconds. Once its loop turned again the worker started it nevertheless: two live runs.
