@@ -227,8 +227,8 @@ class Arrivals:
 
     at_ms: int
     """When that was: unix milliseconds by the server's clock."""
-    deliveries: list[Delivery]
-    """One for each queue that was asked."""
+    deliveries: dict[int, Delivery]
+    """By the queue's place among those that were asked; of each one entry at most."""
 
 
 def arrivals(queues: Sequence[QueueKeys], consumer: str, seen: Sequence[bytes]) -> Command[Arrivals]:
@@ -243,7 +243,7 @@ def arrivals(queues: Sequence[QueueKeys], consumer: str, seen: Sequence[bytes]) 
         args += (queue.task_prefix, entry)
 
     def parse(reply: Any) -> Arrivals:
-        return Arrivals(reply[0], [delivery(found) for found in reply[1:]])
+        return Arrivals(reply[0], {reply[i]: delivery(reply[i + 1 : i + 3]) for i in range(1, len(reply), 3)})
 
     return call(script("arrivals"), keys, args, parse, repeatable=False)
 

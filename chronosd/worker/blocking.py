@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 from chronosd.board import Cell
 from chronosd.broker import consume
+from chronosd.broker.commands import Command
 from chronosd.broker.consume import Arrivals, Delivery, is_newer
 from chronosd.broker.runner import AsyncRunner
 from chronosd.errors import BrokerError
@@ -17,16 +19,19 @@ from chronosd.worker.trouble import Troubles, pause_s
 
 BLOCK_S = 1.0
 
+MANY = 32
+"""So many queues are too many to ask for bodies with the blocking read."""
+
 
 class BlockingRead:
     """One at a time, on a connection of its own, never cancelled: its reply may bring tasks.
 
     Their bodies come with it: the script that takes them in is sent behind the read, and runs when that
-    returns.
+    returns. Not of many queues: it looks into each, which then takes longer than the round trip that it saves.
 
     Args:
-        arrived: told what it brought, and whether that came at once.
-        delivered: told of entries that it brought without their bodies.
+        arrived: told what it brought, by queue.
+        delivered: told of entries that it brought and that a fetch has to take in.
         failed: told of an error, and of the queues that were asked.
     """
 
@@ -38,7 +43,7 @@ class BlockingRead:
         cycle: AsyncRunner,
         troubles: Troubles,
         *,
-        arrived: Callable[[dict[int, Delivery], bool], None],
+        arrived: Callable[[dict[int, Delivery]], None],
         delivered: Callable[[list[Key]], None],
         failed: Callable[[BrokerError, list[int]], None],
     ) -> None:
@@ -70,14 +75,11 @@ class BlockingRead:
     async def _read(self, queues: list[int]) -> None:
         held = self._held
         asked = [held.queues[i] for i in queues]
+        commands: list[Command[Any]] = [consume.block(asked, self._consumer, int(BLOCK_S * 1000))]
+        if len(queues) < MANY:
+            commands.append(consume.arrivals(asked, self._consumer, [held.newest[i] for i in queues]))
         try:
-            found, taken = await self._blocking.run_many(
-                [
-                    consume.block(asked, self._consumer, int(BLOCK_S * 1000)),
-                    consume.arrivals(asked, self._consumer, [held.newest[i] for i in queues]),
-                ],
-                timeout_s=BLOCK_S + GAP_S,
-            )
+            found, *taken = await self._blocking.run_many(commands, timeout_s=BLOCK_S + GAP_S)
             if isinstance(found, BrokerError):
                 raise found
         except BrokerError as error:
@@ -87,31 +89,36 @@ class BlockingRead:
         else:
             self._failures = 0
             self._troubles.over("blocking read")
-            if found:
-                self._take([(queues[place], entry) for place, entry in found], queues, taken)
+            rest = dict.fromkeys((queues[place], entry) for place, entry in found)
+            for arrivals in taken:
+                if isinstance(arrivals, Arrivals) and arrivals.deliveries:
+                    self._take(arrivals, queues, rest)
+            if rest:
+                self._delivered(list(rest))
         finally:
             self._task = None
             held.wake.set()
 
-    def _take(self, keys: list[Key], queues: list[int], taken: Arrivals | BrokerError) -> None:
-        """Passes on what the read has brought; what did not come with its body is for a fetch to take in."""
-        here: set[Key] = set()
-        if isinstance(taken, Arrivals):
-            brought: dict[int, Delivery] = {}
-            for index, delivery in zip(queues, taken.deliveries, strict=True):
+    def _take(self, arrivals: Arrivals, queues: list[int], rest: dict[Key, None]) -> None:
+        """Passes on what is certain to be ours; what is not is left in the rest: a fetch finds out."""
+        at_once, brought = self._came_at_once(arrivals), {}
+        for place, delivery in arrivals.deliveries.items():
+            index = queues[place]
+            for task in delivery.tasks:
                 # a look for strays may have found it meanwhile: then it may even have ended
-                if all(is_newer(task.entry, self._held.newest[index]) for task in delivery.tasks):
+                if at_once and is_newer(task.entry, self._held.newest[index]):
                     brought[index] = delivery
-                    here.update((index, task.entry) for task in delivery.tasks)
-            self._arrived(brought, self._came_at_once(taken))
-        rest = [key for key in keys if key not in here]
-        if rest:
-            self._delivered(rest)
+                    rest.pop((index, task.entry), None)
+                else:
+                    rest[index, task.entry] = None
+            if delivery.gone:
+                brought[index] = delivery
+        self._arrived(brought)
 
-    def _came_at_once(self, taken: Arrivals) -> bool:
-        """Whether what was taken in cannot have been handed to others by now, as what lies about is."""
+    def _came_at_once(self, arrivals: Arrivals) -> bool:
+        """Whether none of it can have been handed to others by now, as what lies about is."""
         clock_ns = self._held.board.cells[Cell.SERVER_CLOCK]
-        late_ns = time.monotonic_ns() + clock_ns - taken.at_ms * 1_000_000
+        late_ns = time.monotonic_ns() + clock_ns - arrivals.at_ms * 1_000_000
         return clock_ns != 0 and abs(late_ns) < GAP_S * 1e9
 
     async def end(self) -> None:

@@ -343,9 +343,7 @@ class Fetcher:
 
     # -- what the parts tell --------------------------------------------------------------------
 
-    def _receive_arrivals(self, found: dict[int, Delivery], at_once: bool) -> None:
-        if not at_once:
-            self._starter.is_doubtful = True
+    def _receive_arrivals(self, found: dict[int, Delivery]) -> None:
         for index, delivery in found.items():
             self._replies.receive(index, delivery)
             if delivery.tasks:

@@ -256,8 +256,8 @@ def _watch_board() -> None:
 
         def parse(reply: Any) -> consume.Arrivals:
             found = command.parse(reply)
-            for queue, delivery in zip(queues, found.deliveries, strict=True):
-                took(queue, delivery)
+            for place, delivery in found.deliveries.items():
+                took(queues[place], delivery)
             return found
 
         return replace(command, parse=parse)

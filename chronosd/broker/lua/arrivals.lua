@@ -4,7 +4,8 @@
 -- KEYS     per queue: 1 stream (stream)  2 scheduled  3 retry  4 archived  5 completed (zsets)
 -- ARGV     1 group  2 consumer  3 budget (message bytes that one reply may carry)
 --          then per queue: task key prefix, the newest entry seen ('' = none)
--- Returns  {unix ms, per queue {rows, gone} as fetch.lua}. Each queue holds one entry at most: more cannot arrive.
+-- Returns  {unix ms, then for each queue that has something three: its place (0 = the first), and rows and gone as
+--          in fetch.lua}. Of each queue one entry at most: more cannot arrive.
 local group, consumer, budget = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local stream, prefix, sets, rows, gone, n
 --#include trace
@@ -14,12 +15,15 @@ local time = redis.call('TIME')
 local out = { time[1] * 1000 + math.floor(time[2] / 1000) }
 for q = 0, #KEYS / 5 - 1 do
   local k, seen = q * 5, ARGV[5 + q * 2]
-  stream, prefix = KEYS[k + 1], ARGV[4 + q * 2]
-  sets = { ['6'] = KEYS[k + 2], ['4'] = KEYS[k + 3], ['5'] = KEYS[k + 4], ['3'] = KEYS[k + 5] }
-  rows, gone, n = {}, {}, 0
   local from = seen == '' and '-' or '(' .. seen
-  local pending = redis.pcall('XPENDING', stream, group, from, '+', 1, consumer)
-  if not pending.err and #pending > 0 then take_own(pending[1][1]) end
-  out[#out + 1] = { rows, gone }
+  local pending = redis.pcall('XPENDING', KEYS[k + 1], group, from, '+', 1, consumer)
+  if pending[1] then -- else there is nothing, or no group
+    stream, prefix = KEYS[k + 1], ARGV[4 + q * 2]
+    sets = { ['6'] = KEYS[k + 2], ['4'] = KEYS[k + 3], ['5'] = KEYS[k + 4], ['3'] = KEYS[k + 5] }
+    rows, gone, n = {}, {}, 0
+    take_own(pending[1][1])
+    local last = #out
+    out[last + 1], out[last + 2], out[last + 3] = q, rows, gone
+  end
 end
 return out
