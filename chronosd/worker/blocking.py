@@ -27,7 +27,7 @@ class BlockingRead:
     """One at a time, on a connection of its own, never cancelled: its reply may bring tasks.
 
     Their bodies come with it: the script that takes them in is sent behind the read, and runs when that
-    returns. Not of many queues: it looks into each, which then takes longer than the round trip that it saves.
+    returns. Not for many queues: it looks into each, and that takes longer than the round trip that it saves.
 
     Args:
         arrived: told what it brought, by queue.

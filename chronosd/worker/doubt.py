@@ -48,8 +48,8 @@ class Doubt:
     async def check_leases(self) -> None:
         """Drops what was taken over meanwhile, before any of it is started."""
         held, starter = self._held, self._starter
-        starter.is_doubtful = False
-        asked_ns = time.monotonic_ns()
+        starter.is_doubtful = False  # what comes from now on is none of this question's
+        asked_ns = starter.executor.doubted_ns = time.monotonic_ns()  # what ends meanwhile starts others
         by_queue: dict[int, list[Run]] = {}
         for run in held.buffer:
             by_queue.setdefault(run.queue, []).append(run)

@@ -175,8 +175,8 @@ def test_lost_runs_among_others_are_named_and_none_of_theirs_is_touched(bench: B
 
 
 def test_runs_whose_delivery_the_server_has_forgotten_leave_their_tasks_waiting(bench: Bench) -> None:
-    """After a failover the entries wait in the stream as if they had never been delivered. The completion took
-    them away and left the tasks: waiting nowhere, their ids in use for ever."""
+    """After a failover the entries wait in the stream as if they had never been delivered. The completion
+    took them away and left the tasks: waiting nowhere, their ids in use for ever."""
     bench.group()
     bench.add("a", "b", "c")
     keys = [bench.queue.stream, *map(bench.queue.task, ("a", "b"))]

@@ -109,7 +109,7 @@ def test_a_late_end_of_a_stale_owner_changes_nothing(worker: Make, kind: str, fa
 
 @pytest.mark.parametrize("how", ["set back", "made anew"])
 @pytest.mark.parametrize("by", ["a blocking read", "a cycle"])
-def test_what_is_delivered_again_while_it_runs_here_is_not_started_twice(worker: Make, how: str, by: str) -> None:
+def test_what_is_delivered_again_while_it_runs_is_not_started_twice(worker: Make, how: str, by: str) -> None:
     """Somebody has set the group back, or deleted it. The second run took the first one's place: one slot was
     freed twice and one never, and the supervisor killed the worker for it at the deadline."""
     one = worker(HANDLERS, concurrency=3).start()
