@@ -62,7 +62,7 @@ class Line:
 
         Looked for before a write, since a write into a closed connection succeeds and leaves it in doubt.
         """
-        if self._socket is None:
+        if self._socket is None or self._reader.has_data():
             return True
         poll = select.poll()
         try:

@@ -61,6 +61,8 @@ class Wire(asyncio.Protocol):
                         batch.timer.cancel()
                     if not batch.future.done():
                         batch.future.set_result(batch.replies)
+            if reader.has_data():
+                raise ConnectionError("the server said more than it was asked")
         except ConnectionError as error:
             self.fail(error)
 

@@ -256,6 +256,17 @@ def test_an_error_of_one_command_is_its_own_result_in_a_batch(run: Run, bench_ur
     run(main())
 
 
+def test_a_connection_over_which_more_came_than_was_asked_is_not_used_again(run: Run, bench_url: str) -> None:
+    """Each call would have had the answer to the one before it, for ever."""
+
+    async def main() -> None:
+        async with running(bench_url) as runner:
+            assert await runner.run(plain("SUBSCRIBE", "a", "b")) == [b"subscribe", b"a", 1]
+            assert [await runner.run(plain("ECHO", str(i))) for i in range(3)] == [b"0", b"1", b"2"]
+
+    run(main())
+
+
 def test_a_wrong_password_is_told_and_a_right_one_taken(
     run: Run, fresh_bench: Bench, fresh_server: Any
 ) -> None:

@@ -229,6 +229,12 @@ def test_a_stream_of_commands_is_answered_in_order_while_it_is_made(bench: Bench
     assert seen == 50
 
 
+def test_a_connection_over_which_more_came_than_was_asked_is_not_used_again(bench: Bench) -> None:
+    """Each call would have had the answer to the one before it, for ever."""
+    assert bench.run(plain("SUBSCRIBE", "a", "b")) == [b"subscribe", b"a", 1]
+    assert [bench.run(plain("ECHO", str(i))) for i in range(3)] == [b"0", b"1", b"2"]
+
+
 def test_threads_share_a_runner_and_each_gets_its_own_answers(bench: Bench) -> None:
     def work(name: int) -> None:
         for i in range(100):
