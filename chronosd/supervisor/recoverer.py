@@ -119,5 +119,6 @@ class Recoverer:
                     again=again,
                     archived=settled.archived,
                     archived_ids=settled.archived_ids[:20],
+                    dropped=settled.dropped,
                 )
         return Done(counts if results else {}, 0.0 if is_more and results else None, errors)
