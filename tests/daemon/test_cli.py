@@ -19,6 +19,7 @@ from chronosd.client import Client
 from chronosd.inspector import Inspector
 from chronosd.states import State
 from tests.support.daemon import ROOT, Daemon
+from tests.support.queue_view import QueueView
 from tests.support.waiting import at_most, wait_until
 
 
@@ -291,12 +292,20 @@ def test_a_task_enqueued_from_the_shell_runs_and_its_result_is_shown(
     assert one.stop() == 0
 
 
-def test_burst_ends_with_0_when_nothing_is_left(daemon: Callable[..., Daemon], client: Client) -> None:
+def test_burst_ends_with_0_when_nothing_is_left_that_is_due(
+    daemon: Callable[..., Daemon], client: Client, queue: QueueView
+) -> None:
     client.enqueue_many([("count", {}) for _ in range(50)])
-    client.enqueue("count", {"fail": 1}, delay=0.3)
-    one = daemon(args=("--burst",), retry={"base": "100ms", "cap": "100ms"}).start(wait=False)
+    client.enqueue("count", {}, delay=0.05)
+    later = client.enqueue("count", {}, delay="1h").id
+    failing = client.enqueue("count", {"fail": 1}).id
+    time.sleep(0.1)
+    one = daemon(args=("--burst",), retry={"base": "1h", "cap": "1h"}).start(wait=False)
     assert one.wait(30) == 0
+    assert one.ledger.starts().keys() - one.ledger.ends().keys() == {failing}
     assert len(one.ledger.ends()) == 51
+    assert queue.ids(State.SCHEDULED) == {later}
+    assert queue.ids(State.RETRY) == {failing}
 
 
 @pytest.mark.parametrize(
