@@ -168,8 +168,9 @@ class Composer:
 
     def _asks(self, resting: Collection[int]) -> list[Ask]:
         held = self._held
-        free = self.room
         delivered = self._to_take_in(resting) if held.delivered else {}
+        taken = sum(map(len, delivered.values()))
+        free = self.room - taken
         shares: dict[int, int] = {}
         # beside a blocking read only those are asked that it leaves out
         may_ask = self._has_limits or not self._block.is_under_way
@@ -182,7 +183,7 @@ class Composer:
                 without = self._unlimited.union(without)
             # what may start is not to lie here: no reading ahead with it, nor before it
             ahead = 0 if self._has_limits and self._picker.has_offer(without) else self._pace.ahead
-            taken = sum(map(len, delivered.values())) + len(held.delivered) + self._intake.waiting
+            taken += len(held.delivered) + self._intake.waiting
             # a blocking read may bring one more of every queue
             slots = len(held.free_slots) - taken - len(held.queues)
             # what one reply brings starts while the next is under way: half as much at a time, then

@@ -32,6 +32,7 @@ class Worker:
             is_fetching=True,
             paused=frozenset(),
             take=lambda resting: self.sendings,
+            holds=lambda key: key in self.held.runs,
         )
         self.starter = SimpleNamespace(solo=None, active=0, fresh=[], executor=SimpleNamespace(running=set()))
         self.block = SimpleNamespace(is_under_way=False)
@@ -140,3 +141,12 @@ def test_each_queue_is_fetched_from_by_the_script_for_it(worker: Worker) -> None
         FREE: "fetch",
         CAPPED: "fetch_limited",
     }
+
+
+def test_what_is_to_be_taken_in_has_its_place_and_what_is_here_already_takes_none(worker: Worker) -> None:
+    """With one slot a queue that was known to have work was not asked for a whole second."""
+    worker.held.runs = {(FREE, b"1-0"): None}
+    worker.picker.stocked(FREE)
+    worker.held.delivered = [(FREE, b"%d-0" % i) for i in range(1, 9)]
+    (ask,) = (ask for ask in worker.composer.compose(()).asks if ask.queue == FREE)
+    assert (ask.delivered, ask.most) == ([b"%d-0" % i for i in range(2, 9)], 1)
