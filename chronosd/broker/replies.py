@@ -9,15 +9,9 @@ from typing import Any, TypeVar
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
-    ClusterDownError,
     MasterDownError,
-    MovedError,
     NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
     RedisError,
-    TryAgainError,
 )
 
 from chronosd.broker.commands import Command, Script
@@ -70,16 +64,11 @@ def refuses_writes(error: BrokerError) -> bool:
 
 _CLASSES: tuple[tuple[type[RedisError], str], ...] = (
     (BusyLoadingError, "LOADING"),
-    (NoScriptError, "NOSCRIPT"),
-    (ReadOnlyError, "READONLY"),
-    (OutOfMemoryError, "OOM"),
     (NoPermissionError, "NOPERM"),
     (AuthenticationError, "WRONGPASS"),
-    (TryAgainError, "TRYAGAIN"),
-    (MovedError, "MOVED"),
-    (ClusterDownError, "CLUSTERDOWN"),
     (MasterDownError, "MASTERDOWN"),
 )
+"""What a server may answer to what redis-py says: the login, and PING."""
 
 
 def with_code(error: RedisError) -> str:
