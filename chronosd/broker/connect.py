@@ -111,7 +111,7 @@ def masked(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
 
 
-def connection(target: Target, deadline: Deadline, *, address: str = "", client_name: str = "") -> Any:
+def connection(target: Target, deadline: Deadline, *, address: str = "") -> Any:
     """A redis-py connection, not yet connected, whose every wait ends at ``deadline``.
 
     ``address`` is a numeric one to connect to instead of looking up the host (whose name TLS still checks).
@@ -121,7 +121,6 @@ def connection(target: Target, deadline: Deadline, *, address: str = "", client_
         "db": target.db,
         "username": target.username if target.password is not None else None,
         "password": target.password,
-        "client_name": client_name or None,
         "protocol": 2,
         "driver_info": None,
         "retry": Retry(NoBackoff(), 0),

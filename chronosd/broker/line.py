@@ -26,12 +26,13 @@ class Line:
     Raises: what redis-py and the system raise.
     """
 
-    __slots__ = ("_link", "_reader", "_socket", "deadline")
+    __slots__ = ("_link", "_name", "_reader", "_socket", "deadline")
 
     def __init__(self, target: Target, *, address: str = "", client_name: str = "") -> None:
         self.deadline = Deadline()
         """When the call under way has to be over."""
-        self._link = connection(target, self.deadline, address=address, client_name=client_name)
+        self._link = connection(target, self.deadline, address=address)
+        self._name = client_name
         self._socket: Any = None
         self._reader: Any = None
 
@@ -41,6 +42,10 @@ class Line:
             self._link.connect()
             self._reader = hiredis.Reader(replyError=ReplyError, protocolError=ConnectionError)
             self._socket = self._link._sock.real
+            if self._name:
+                words: tuple[Any, ...] = ("CLIENT", "SETNAME", self._name)
+                self.send(hiredis.pack_command(words))
+                self.receive()  # an ACL may refuse it, and it is but a name
 
     def send(self, packed: bytes) -> None:
         """Writes all of it."""

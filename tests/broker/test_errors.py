@@ -248,6 +248,15 @@ def test_a_user_who_may_not_call_a_command_is_told_from_inside_the_script(
     runner.close()
 
 
+def test_a_user_who_may_not_name_its_connection_goes_without_a_name(
+    fresh: Bench, fresh_server: EmbeddedServer
+) -> None:
+    runner = user(fresh, fresh_server, "~*", "+@all", "-client")
+    assert runner.run(plain("PING")) == b"PONG"
+    assert {one["name"] for one in fresh.redis.client_list() if one["user"] == "worker"} == {""}
+    runner.close()
+
+
 def test_a_user_who_may_not_load_scripts_is_told_that_and_not_that_the_script_is_missing(
     fresh: Bench, fresh_server: EmbeddedServer
 ) -> None:
