@@ -1,4 +1,4 @@
-"""A worker that dies between two stores to its board, within the test's own process."""
+"""Workers that die between two stores to their boards."""
 
 from __future__ import annotations
 
@@ -12,30 +12,35 @@ class DeadError(Exception):
     """The worker is no more."""
 
 
-class _Cells:
-    """A board's cells, which take so many stores."""
+class DyingCells:
+    """A board's cells, which take so many stores; the next one is the end of whoever makes it."""
 
-    def __init__(self, cells: memoryview[int], stores: int) -> None:
+    def __init__(self, cells: memoryview[int], stores: int, die: Callable[[], object]) -> None:
         self._cells = cells
         self._left = stores
+        self._die = die
 
     def __getitem__(self, index: Any) -> Any:
         return self._cells[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not self._left:
-            raise DeadError
+            self._die()
         self._left -= 1
         self._cells[index] = value
 
 
 def dies_in(board: Board, stores: int, do: Callable[[], object]) -> bool:
-    """Does something that writes to a board, and ends it before one store more than so many.
+    """Does something that writes to a board, in this process, and ends it before one store more than so many.
 
     False if it had no more to do. What a `Tally` writes is not counted: it has the cells themselves.
     """
+
+    def die() -> None:
+        raise DeadError
+
     cells = board.cells
-    board.cells = _Cells(cells, stores)  # type: ignore[assignment]
+    board.cells = DyingCells(cells, stores, die)  # type: ignore[assignment]
     try:
         do()
     except DeadError:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from chronosd.board import HEADER_CELLS, SLOT_CELLS, Board, Cell, Slot, SlotState, WorkerState
-from tests.support.dying import dies_in
+from tests.support.dying import DyingCells, dies_in
 from tests.support.waiting import at_most
 
 QUEUES = ("critical", "default", "löw")
@@ -218,21 +218,9 @@ def test_a_slot_with_what_no_worker_writes_counts_as_free(board: Board) -> None:
         assert not board.read()[0].is_counted
 
 
-class Stopping:
-    """Cells that end the process before the n-th store: a SIGKILL can come between any two."""
-
-    def __init__(self, cells: memoryview[int], stores: int) -> None:
-        self._cells = cells
-        self._left = stores
-
-    def __getitem__(self, index: int) -> int:
-        return self._cells[index]
-
-    def __setitem__(self, index: int, value: int) -> None:
-        if not self._left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._left -= 1
-        self._cells[index] = value
+def die() -> None:
+    """A SIGKILL can come between any two stores."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 LIFE: tuple[Callable[[Board], None], ...] = (
@@ -266,7 +254,7 @@ def test_whatever_store_a_writer_dies_at_the_slot_is_whole_or_free(tmp_path: Pat
         board = Board.create(path, 1, consumer="c", queues=["a", "b"])
 
         def live(board: Board = board, stores: int = stores) -> None:
-            board.cells = Stopping(board.cells, stores)  # type: ignore[assignment]
+            board.cells = DyingCells(board.cells, stores, die)  # type: ignore[assignment]
             for step in LIFE:
                 step(board)
 
