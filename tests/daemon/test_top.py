@@ -52,8 +52,9 @@ def test_a_frame_shows_queues_workers_and_schedules_and_keys_are_obeyed(
         # what goes on is counted from the first frame on
         screen.wait_for(lambda s: "reports (paused)" in s.text and len(s.frames) > 2)
         client.enqueue_many([("count", {}, {"queue": "critical-payments"})] * 200)
-        screen.wait_for(lambda s: "succeeded" in s.frames[-1])
-        frame = screen.frames[-1]
+        # the last one may have been read in part
+        screen.wait_for(lambda s: "succeeded" in s.frames[-2])
+        frame = screen.frames[-2]
         lines = frame.splitlines()
         assert max(map(len, lines)) <= 80
         assert "chronosd running  2 of 2 workers" in frame
